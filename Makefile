@@ -1,0 +1,28 @@
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint bench
+
+run: $(VENV)/.installed
+	$(BIN)/python manage.py up
+
+test: lint
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python manage.py makemigrations --check --dry-run
+	$(BIN)/python manage.py state_diagrams --check
+	SECRET_KEY=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(60))') \
+	PUBLIC_URL=https://signalbox.example $(BIN)/python manage.py check --deploy --fail-level WARNING
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m bench
+
+$(VENV)/.installed: requirements.txt
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@

@@ -1,0 +1,29 @@
+"""The admin: site, sidebar, dashboard, badges, timelines, confirmed actions. Apps import from here only."""
+
+from config.console.actions import confirmed_action
+from config.console.audit import record_human_action
+from config.console.badges import TONES, badge, pill
+from config.console.base import ConsoleAdmin, Entry, EstimatingPaginator
+from config.console.liveness import Owner, owner
+from config.console.panels import Figure, Panel, Row, dashboard, panel
+from config.console.site import navigation, urls
+
+__all__ = [
+    "TONES",
+    "ConsoleAdmin",
+    "Entry",
+    "EstimatingPaginator",
+    "Figure",
+    "Owner",
+    "Panel",
+    "Row",
+    "badge",
+    "confirmed_action",
+    "dashboard",
+    "navigation",
+    "owner",
+    "panel",
+    "pill",
+    "record_human_action",
+    "urls",
+]

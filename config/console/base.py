@@ -1,0 +1,166 @@
+"""ConsoleAdmin: what all our admin pages share."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.contrib.admin import ShowFacets
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core.paginator import Paginator
+from django.db import connections, models
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.functional import cached_property
+from django.utils.translation import gettext as _
+from unfold.admin import ModelAdmin
+
+from config.console import audit
+from config.console.liveness import owner, state_fields
+
+EXACT_UP_TO = 10_000
+TIMELINE = 50
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of an object's timeline. `kind` is a Material icon's name."""
+
+    at: datetime
+    kind: str
+    title: Any
+    body: Any = ""
+    tone: str = ""
+    link: str = ""
+
+
+class Estimate(int):
+    """A count that tells it is a guess."""
+
+    def __str__(self) -> str:
+        return f"≈ {int(self):,}"
+
+
+class EstimatingPaginator(Paginator):
+    """Counts exactly up to 10,000 rows; beyond, the table's statistics or the planner's guess will do."""
+
+    @cached_property
+    def count(self) -> int:
+        rows = self.object_list
+        if not isinstance(rows, models.QuerySet):
+            return len(rows)
+        if not rows.query.where and (guess := _table_size(rows)) > EXACT_UP_TO:
+            return Estimate(guess)
+        exact = rows.order_by()[: EXACT_UP_TO + 1].count()
+        if exact <= EXACT_UP_TO:
+            return exact
+        return Estimate(max(_planned(rows), EXACT_UP_TO + 1))
+
+
+def _table_size(rows: models.QuerySet[Any]) -> int:
+    with connections[rows.db].cursor() as cursor:
+        cursor.execute("SELECT reltuples FROM pg_class WHERE oid = to_regclass(%s)", [rows.model._meta.db_table])
+        found = cursor.fetchone()
+    return int(found[0]) if found else 0
+
+
+def _planned(rows: models.QuerySet[Any]) -> int:
+    import json
+
+    plan = rows.order_by().explain(format="json")
+    return int(json.loads(plan)[0]["Plan"]["Plan Rows"])
+
+
+class ConsoleAdmin(ModelAdmin):
+    """Lists that stay quick on big tables, pages that tell an object's story. `read_only` closes all forms."""
+
+    icon = "table_rows"
+    read_only = False
+    state_colours: dict[str, str] = {}
+    paginator = EstimatingPaginator
+    show_full_result_count = False
+    show_facets = ShowFacets.NEVER
+    list_per_page = 50
+    list_filter_submit = True
+    list_filter_sheet = True
+    list_fullwidth = True
+    warn_unsaved_form = True
+    change_form_outer_before_template = "admin/console/liveness.html"
+    change_form_outer_after_template = "admin/console/timeline.html"
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return not self.read_only and super().has_add_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not self.read_only and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not self.read_only and super().has_delete_permission(request, obj)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        """A state changes by a service, never by a form."""
+        return [*super().get_readonly_fields(request, obj), *state_fields(self.model)]
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        return {
+            name: action
+            for name, action in super().get_actions(request).items()
+            if request.user.has_perms(getattr(action[0], "needs", ()))  # type: ignore[union-attr]
+        }
+
+    def timeline_entries(self, obj: Any) -> Iterable[Entry]:
+        """An app's own events of the object."""
+        return ()
+
+    def timeline(self, obj: Any) -> list[Entry]:
+        """Decisions, people's acts and the app's events in one column, newest first."""
+        entries = [*_decisions(obj), *_acts(obj), *self.timeline_entries(obj)]
+        return sorted(entries, key=lambda entry: entry.at, reverse=True)[: 3 * TIMELINE]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        obj = kwargs.get("obj")
+        if obj is not None and obj.pk is not None and not kwargs.get("add"):
+            owners = [owner(obj, name) for name in state_fields(self.model)]
+            context.update(timeline=self.timeline(obj), owners=owners, timeline_limit=TIMELINE)
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """The timeline holds the history already."""
+        meta = self.model._meta
+        url = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[object_id])
+        return HttpResponseRedirect(f"{url}#timeline")
+
+
+def _decisions(obj: models.Model) -> Iterable[Entry]:
+    from config.models import Decision
+
+    found = Decision.objects.filter(object_type=obj._meta.db_table, object_id=str(obj.pk)).order_by("-id")[:TIMELINE]
+    for decision in found:
+        yield Entry(
+            at=decision.created_at,
+            kind="smart_toy",
+            title=decision.rule,
+            body=change_text(decision),
+            tone="info" if decision.won else "",
+            link=reverse("admin:config_decision_change", args=[decision.pk]),
+        )
+
+
+def change_text(decision: Any) -> str:
+    """'status: sending → error', or that it came too late."""
+    keys = [*decision.before, *(key for key in decision.after if key not in decision.before)]
+    moves = [
+        f"{key}: {decision.before.get(key, '–')} → {decision.after.get(key, '–')}"
+        for key in keys
+        if decision.before.get(key) != decision.after.get(key)
+    ]
+    return " · ".join(moves if decision.won else [*moves, _("did not take effect: something else was quicker")])
+
+
+def _acts(obj: models.Model) -> Iterable[Entry]:
+    content_type = ContentType.objects.get_for_model(obj)
+    entries = LogEntry.objects.filter(content_type=content_type, object_id=str(obj.pk)).select_related("user")
+    for entry in entries.order_by("-action_time")[:TIMELINE]:
+        what, why = audit.read(entry)
+        yield Entry(entry.action_time, "person", f"{entry.user.get_username()}: {what}", why, "primary")

@@ -1,0 +1,87 @@
+"""The integrity report: what is wrong, what it means, and the button that mends it."""
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.cache import cache
+from django.core.exceptions import PermissionDenied
+from django.db import models
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from config import integrity
+from config.console.audit import record_human_action
+from config.console.panels import counts_text
+
+SHOWN = 20
+TONES = {"error": "danger", "warning": "warning", "info": "info"}
+HEAL = "config.heal_integrity"
+
+
+def integrity_view(request: HttpRequest) -> HttpResponse:
+    _require(request, "config.view_integrity")
+    found = [_finding(invariant) for invariant in integrity.invariants().values()]
+    context = {
+        "title": _("Integrity"),
+        "findings": sorted(found, key=lambda finding: (not finding["reading"].count, list(TONES.values()).index(finding["tone"]))),
+        "broken": sum(bool(finding["reading"].count) for finding in found),
+        "measured_at": timezone.now(),
+        "may_heal": request.user.has_perm(HEAL),  # type: ignore[union-attr]
+    }
+    return _page(request, "admin/console/integrity.html", context)
+
+
+def heal_view(request: HttpRequest, name: str) -> HttpResponse:
+    """GET shows what will be touched; POST does it."""
+    _require(request, HEAL)
+    invariant = integrity.invariants().get(name)
+    if invariant is None or invariant.healer is None:
+        raise Http404
+    if request.method == "POST":
+        return _heal(request, invariant)
+    return _page(request, "admin/console/heal.html", {"title": _("Heal"), "finding": _finding(invariant, SHOWN)})
+
+
+def _heal(request: HttpRequest, invariant: Any) -> HttpResponse:
+    done = integrity.heal(invariant.name)
+    cache.delete("console.integrity")
+    model = invariant.violations(timezone.now()).model
+    record_human_action(request.user, model, f"heal {invariant.name}", details=dict(done))
+    text = _("%(name)s: %(counts)s") % {"name": invariant.name, "counts": counts_text(done)}
+    messages.success(request, text)
+    return redirect("admin:integrity")
+
+
+def _finding(invariant: Any, shown: int = 0) -> dict[str, Any]:
+    reading = integrity.measure(invariant)
+    rows = invariant.violations(timezone.now())
+    keys = rows.order_by("pk").values_list("pk", flat=True)[:shown] if shown else reading.samples
+    return {
+        "invariant": invariant,
+        "reading": reading,
+        "tone": TONES[invariant.severity],
+        "table": rows.model._meta.verbose_name_plural,
+        "samples": [{"key": key, "link": object_link(rows.model, key)} for key in keys],
+        "more": max(0, reading.count - shown) if shown else 0,
+    }
+
+
+def object_link(model: type[models.Model], key: Any) -> str:
+    try:
+        return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[key])
+    except NoReverseMatch:
+        return ""
+
+
+def _require(request: HttpRequest, permission: str) -> None:
+    if not request.user.has_perm(permission):  # type: ignore[union-attr]
+        raise PermissionDenied
+
+
+def _page(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+    request.current_app = admin.site.name  # type: ignore[attr-defined]
+    return TemplateResponse(request, template, {**admin.site.each_context(request), **context})

@@ -1,0 +1,51 @@
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+from knox.models import AuthToken
+
+from config.errors import DomainError
+from devices.services import assign_agent
+from messaging.services import join_application
+
+
+class Command(BaseCommand):
+    help = "Create or extend an API client and print a new token, alone, on stdout."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name")
+        parser.add_argument("--group", action="append", required=True, metavar="G")
+        parser.add_argument("--application", action="append", default=[], metavar="SLUG")
+        parser.add_argument("--pc", metavar="PC-01")
+        parser.add_argument("--expires", type=int, default=365, metavar="DAYS")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        groups = {group.name: group for group in Group.objects.all()}
+        if unknown := [name for name in options["group"] if name not in groups]:
+            raise CommandError(f"no such group: {', '.join(unknown)}; there are {', '.join(sorted(groups))}")
+        if options["expires"] < 1:
+            raise CommandError("--expires: at least 1 day")
+        try:
+            token = self._create(options, [groups[name] for name in options["group"]])
+        except DomainError as error:
+            raise CommandError(str(error)) from None
+        self.stderr.write(f"client {options['name']}: {', '.join(options['group'])}; the token is shown once")
+        self.stdout.write(token)
+
+    @transaction.atomic
+    def _create(self, options: dict[str, Any], groups: list[Group]) -> str:
+        user, created = get_user_model().objects.get_or_create(username=options["name"])
+        if created:
+            user.set_unusable_password()
+            user.save(update_fields=["password"])
+        user.groups.add(*groups)
+        for slug in options["application"]:
+            join_application(user, slug)
+        if options["pc"]:
+            assign_agent(user, options["pc"])
+        _row, token = AuthToken.objects.create(user, expiry=timedelta(days=options["expires"]))
+        return str(token)

@@ -1,0 +1,242 @@
+"""Request ids, logs, health, metrics: what the outside sees of the process."""
+
+import logging
+import logging.config
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from django.conf import settings
+from django.db import DatabaseError, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils import timezone
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+CANARY_FRESH = 90
+log = structlog.get_logger("http")
+
+# Nothing that names a person or opens a door belongs in a log line.
+SECRETS = re.compile(
+    r"(?P<email>[\w.+-]+@[\w-]+\.[\w.-]+)"
+    r"|(?P<phone>\+\d{7,15}\b)"
+    r"|(?P<token>(?i:token|bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,})"
+    r"|(?P<pair>(?i:\"?(?:password|secret|token|authorization)\"?\s*[=:]\s*)\"?[^\s\",}]+)"
+)
+
+
+def redact(text: str) -> str:
+    return SECRETS.sub(lambda match: f"[{match.lastgroup}]", text)
+
+
+def _redact_event(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    return {key: redact(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def configure_logging(config: dict[str, Any]) -> None:
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _redact_event,
+    ]
+    json = config["format"] == "json"
+    renderer = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=False)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    formatter = {
+        "()": structlog.stdlib.ProcessorFormatter,
+        "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        "foreign_pre_chain": [structlog.stdlib.ExtraAdder(), *shared],
+    }
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"line": formatter},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+            "root": {"handlers": ["stderr"], "level": "INFO"},
+            "loggers": {
+                "django.server": {"handlers": ["stderr"], "propagate": False},
+                "django-q": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
+                "httpx": {"level": "WARNING"},
+            },
+        }
+    )
+    if settings.SENTRY_DSN:
+        import sentry_sdk
+
+        sentry_sdk.init(dsn=settings.SENTRY_DSN, send_default_pii=False, max_request_body_size="never")
+
+
+class RequestMiddleware:
+    """A request id on every answer and log line, and one line per request."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        asked = request.headers.get("X-Request-ID", "")
+        request_id = asked if REQUEST_ID.match(asked) else uuid4().hex
+        started = time.monotonic()
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            response = self.get_response(request)
+            user = getattr(request, "user", None)
+            log.info(
+                "request",
+                method=request.method,
+                route=getattr(getattr(request, "resolver_match", None), "route", None),
+                status=response.status_code,
+                client=getattr(user, "username", "") or None,
+                ms=round((time.monotonic() - started) * 1000),
+            )
+        response["X-Request-ID"] = request_id
+        return response
+
+
+def healthz(_request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"status": "ok"})
+
+
+def readyz(_request: HttpRequest) -> HttpResponse:
+    checks = {"database": False, "migrations": False, "worker": False}
+    try:
+        connection.ensure_connection()
+        checks["database"] = True
+        executor = MigrationExecutor(connection)
+        checks["migrations"] = not executor.migration_plan(executor.loader.graph.leaf_nodes())
+        age = canary_age()
+        checks["worker"] = age is not None and age < CANARY_FRESH
+    except DatabaseError:
+        log.warning("not_ready", exc_info=True)
+    ready = all(checks.values())
+    return JsonResponse(
+        {"status": "ok" if ready else "unavailable", "checks": checks},
+        status=200 if ready else 503,
+        headers={} if ready else {"Retry-After": "5"},
+    )
+
+
+def canary_age() -> float | None:
+    """Seconds since a worker last answered, on any machine."""
+    from config.models import Canary
+
+    last = Canary.objects.exclude(answered_at=None).order_by("-answered_at").first()
+    return (timezone.now() - last.answered_at).total_seconds() if last else None
+
+
+def metrics(_request: HttpRequest) -> HttpResponse:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector())
+    return HttpResponse(generate_latest(registry), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class Collector:
+    """Computed on scrape, so there is nothing to keep in step; every label value is always present."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        from config.integrity import report
+
+        yield from _states()
+        yield from _sweeps()
+        yield _gauge("integrity_violations", "Rows that break an invariant", ["invariant", "severity"], [
+            ([r.name, r.severity], r.count) for r in report()
+        ])
+        age = canary_age()
+        yield _gauge("worker_canary_age_seconds", "Since a worker last answered", [], [([], age if age is not None else float("inf"))])
+        for extra in _contributed():
+            yield from extra()
+
+
+def _contributed() -> Iterator[Callable[[], Iterator[GaugeMetricFamily]]]:
+    """Apps add their own gauges as `metrics()` in their integrity.py."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    from django.apps import apps
+
+    for app in apps.get_app_configs():
+        if app.name != "config" and find_spec(f"{app.name}.integrity"):
+            if extra := getattr(import_module(f"{app.name}.integrity"), "metrics", None):
+                yield extra
+
+
+def _gauge(name: str, text: str, labels: list[str], values: list[tuple[list[str], float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"signalbox_{name}", text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
+
+# Above this a count per state comes from the planner's statistics: a scrape must not read ten million rows.
+EXACT_BELOW = 200_000
+
+
+def _states() -> Iterator[GaugeMetricFamily]:
+    from config.statemachine import Swept, graphs
+
+    rows, ages = [], []
+    for graph in graphs():
+        counts = state_counts(graph)
+        for state in graph.states:
+            rows.append(([graph.model._meta.app_label, graph.name, state], counts.get(state, 0)))
+            owner = getattr(graph.model, "liveness", {}).get(state)
+            if isinstance(owner, Swept) and counts.get(state):
+                age = _oldest(graph, state, owner.since)
+                ages.append(([graph.model._meta.app_label, graph.name, state], age))
+    yield _gauge("rows", "Rows per state", ["app", "kind", "state"], rows)
+    yield _gauge("oldest_age_seconds", "Age of the oldest row in a state", ["app", "kind", "state"], ages)
+
+
+def state_counts(graph: Any) -> dict[str, int]:
+    table, column = graph.model._meta.db_table, graph.field.column
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [table])
+        estimate = cursor.fetchone()[0]
+        if estimate < EXACT_BELOW:
+            cursor.execute(f'SELECT "{column}", count(*) FROM "{table}" GROUP BY 1')
+            return dict(cursor.fetchall())
+        cursor.execute(
+            "SELECT unnest(most_common_vals::text::text[]), unnest(most_common_freqs) FROM pg_stats"
+            " WHERE schemaname = current_schema() AND tablename = %s AND attname = %s",
+            [table, column],
+        )
+        return {state: round(share * estimate) for state, share in cursor.fetchall()}
+
+
+def _oldest(graph: Any, state: str, since: str) -> float:
+    first = graph.model._default_manager.filter(**{graph.field.name: state}).order_by(since)
+    found = first.values_list(since, flat=True).exclude(**{since: None}).first()
+    return max(0.0, (timezone.now() - found).total_seconds()) if found else 0.0
+
+
+def _sweeps() -> Iterator[GaugeMetricFamily]:
+    from config.models import SweepRun
+
+    latest = SweepRun.objects.exclude(ended_at=None).order_by("name", "-started_at").distinct("name")
+    runs = {run.name: run for run in latest}
+    now = timezone.now()
+    names = list(settings.SWEEPS)
+    ages = [([n], (now - runs[n].ended_at).total_seconds() if n in runs else float("inf")) for n in names]
+    seconds = [([n], (runs[n].ended_at - runs[n].started_at).total_seconds()) for n in names if n in runs]
+    outcomes = [([n, outcome], count) for n in names if n in runs for outcome, count in runs[n].counts.items()]
+    failed = [([n], float(bool(n in runs and runs[n].error))) for n in names]
+    yield _gauge("sweep_last_run_age_seconds", "Since the sweep last ended", ["sweep"], ages)
+    yield _gauge("sweep_seconds", "How long the last run took", ["sweep"], seconds)
+    yield _gauge("sweep_rows", "Outcomes of the last run", ["sweep", "outcome"], outcomes)
+    yield _gauge("sweep_failed", "Whether the last run told of an error", ["sweep"], failed)

@@ -1,0 +1,43 @@
+"""DRF pieces that every api.py uses and settings.REST_FRAMEWORK names."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from config.rest.access import SEE_ALL_TENANTS, ModelPermissions, TenantQuerysetMixin, UUIDLookup
+from config.rest.bodies import JSONObject, StrictJSONParser, StrictModelSerializer, StrictSerializer
+from config.rest.idempotency import IdempotentMixin, idempotent
+from config.rest.lists import CursorPages, StrictFilterBackend
+from config.rest.throttle import ClientThrottle
+
+if TYPE_CHECKING:
+    from config.rest.handler import exception_handler
+    from config.rest.schema import Schema, transition_responses
+
+# rest_framework.views looks the names above up in this module while it is itself half imported, so what needs it
+# finished comes on first use.
+LATE = {"exception_handler": "handler", "Schema": "schema", "transition_responses": "schema"}
+
+__all__ = [
+    "SEE_ALL_TENANTS",
+    "ClientThrottle",
+    "CursorPages",
+    "IdempotentMixin",
+    "JSONObject",
+    "ModelPermissions",
+    "Schema",
+    "StrictFilterBackend",
+    "StrictJSONParser",
+    "StrictModelSerializer",
+    "StrictSerializer",
+    "TenantQuerysetMixin",
+    "UUIDLookup",
+    "exception_handler",
+    "idempotent",
+    "transition_responses",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in LATE:
+        return getattr(import_module(f"config.rest.{LATE[name]}"), name)
+    raise AttributeError(name)

@@ -1,0 +1,48 @@
+"""The OpenAPI description: every endpoint with its error answers and, where honoured, Idempotency-Key."""
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from drf_standardized_errors.openapi import AutoSchema
+from rest_framework import serializers
+
+
+class ErrorSerializer(serializers.Serializer[Any]):
+    code = serializers.CharField()
+    detail = serializers.CharField()
+    attr = serializers.CharField(allow_null=True)
+
+
+class ErrorResponseSerializer(serializers.Serializer[Any]):
+    type = serializers.ChoiceField(choices=["validation_error", "client_error", "server_error"])
+    errors = ErrorSerializer(many=True)
+
+
+IDEMPOTENCY_KEY = OpenApiParameter(
+    "Idempotency-Key",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    OpenApiParameter.HEADER,
+    description="The same key with the same body within 24 hours gets the first answer again; another body gets 409.",
+)
+
+
+class Schema(AutoSchema):
+    def get_override_parameters(self) -> list[Any]:
+        handler = getattr(self.view, getattr(self.view, "action", None) or self.method.lower(), None)
+        own = list(super().get_override_parameters())
+        return [*own, IDEMPOTENCY_KEY] if getattr(handler, "idempotent", False) else own
+
+    def _should_add_error_response(self, responses: dict[str, Any], status_code: str) -> bool:
+        if status_code == "401":
+            return status_code not in responses and self._should_add_http401_error_response()
+        return status_code not in responses
+
+    def _get_error_response_serializer(self, status_code: str) -> Any:
+        # One form for all: the package lists the codes it knows per field, and ours (unknown_field, …) are not there.
+        return ErrorResponseSerializer
+
+
+def transition_responses(serializer: Any) -> dict[int, Any]:
+    """For @extend_schema on POST …/{id}/<transition>/: the row, or why it cannot go there."""
+    conflict = OpenApiResponse(ErrorResponseSerializer, description="The row is not in a state that allows this.")
+    return {200: serializer, 409: conflict}

@@ -1,0 +1,383 @@
+"""All settings, in one file. The environment is read by strict parsers: a bad value stops the start with its name."""
+
+import os
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+import dj_database_url
+from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import reverse_lazy
+from django.utils.translation import gettext_lazy as _
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+T = TypeVar("T")
+
+
+# --- the environment ---------------------------------------------------------------------------------------------
+
+
+def env(name: str, parse: Callable[[str], T], default: T) -> T:
+    text = os.environ.get(name)
+    if text is None or text.strip() == "":
+        return default
+    try:
+        return parse(text.strip())
+    except (ValueError, KeyError, OSError) as error:
+        raise ImproperlyConfigured(f"{name}: {error}") from None
+
+
+def boolean(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError(f"expected on or off, not {text!r}")
+    return words[text.lower()]
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise ValueError(f"expected a whole number from {low} to {high}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}, not {text!r}")
+        return text
+
+    return parse
+
+
+def words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def url(*schemes: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        parts = urlsplit(text)
+        if parts.scheme not in schemes or not parts.hostname:
+            raise ValueError(f"expected a URL with the scheme {' or '.join(schemes)} and a host")
+        parts.port  # noqa: B018  raises ValueError for a port that is none
+        return text.rstrip("/")
+
+    return parse
+
+
+def origins(text: str) -> list[str]:
+    return [url("http", "https")(word) for word in words(text)]
+
+
+def time_zone(text: str) -> str:
+    try:
+        return ZoneInfo(text).key
+    except Exception:
+        raise ValueError(f"{text!r} is not an IANA time zone") from None
+
+
+def rate(text: str) -> tuple[int, int]:
+    """'12000/min' as (requests, seconds)."""
+    count, _slash, period = text.partition("/")
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(period[:1])
+    if not count.isascii() or not count.isdigit() or int(count) < 1 or seconds is None:
+        raise ValueError(f"expected a rate such as 12000/min, not {text!r}")
+    return int(count), seconds
+
+
+def database(text: str) -> dict[str, Any]:
+    if urlsplit(text).scheme not in ("postgres", "postgresql"):
+        raise ValueError("expected postgresql://user:password@host:port/name")
+    parsed = dict(dj_database_url.parse(text))
+    if not parsed.get("NAME"):
+        raise ValueError("the database's name is missing")
+    return parsed
+
+
+def secret_key() -> str:
+    """Required; under DEBUG or with the embedded database one is made once and kept in DATA_DIR."""
+    if key := os.environ.get("SECRET_KEY"):
+        if len(key) < 32 and not DEBUG:
+            raise ImproperlyConfigured("SECRET_KEY: at least 32 characters are needed")
+        return key
+    if os.environ.get("DATABASE_URL") and not DEBUG:
+        raise ImproperlyConfigured("SECRET_KEY: required when DATABASE_URL is set and DEBUG is off")
+    path = DATA_DIR / "secret-key"
+    try:
+        DATA_DIR.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            # Several processes may start at once: the first link wins and all read the same key.
+            draft = DATA_DIR / f".secret-key.{os.getpid()}"
+            draft.touch(mode=0o600)
+            draft.write_text(secrets.token_urlsafe(60))
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                pass
+            finally:
+                draft.unlink()
+        return path.read_text().strip()
+    except OSError as error:
+        raise ImproperlyConfigured(f"DATA_DIR: cannot keep the secret key there: {error}") from None
+
+
+DEBUG = env("DEBUG", boolean, False)
+DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
+SECRET_KEY = secret_key()
+PORT = env("PORT", whole(1, 65535), 8000)
+WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
+Q_WORKERS = env("Q_WORKERS", whole(1, 64), 4)
+PUBLIC_URL = env("PUBLIC_URL", url("http", "https"), f"http://localhost:{PORT}")
+ALLOWED_HOSTS = env("ALLOWED_HOSTS", words, ["localhost", "127.0.0.1", "[::1]", str(urlsplit(PUBLIC_URL).hostname)])
+CSRF_TRUSTED_ORIGINS = env("CSRF_TRUSTED_ORIGINS", origins, [PUBLIC_URL])
+REDIS_URL = env("REDIS_URL", url("redis", "rediss"), "")
+LOG_FORMAT = env("LOG_FORMAT", one_of("console", "json"), "console")
+SENTRY_DSN = env("SENTRY_DSN", url("http", "https"), "")
+API_RATE = env("API_RATE", rate, (12000, 60))
+
+
+# --- Django ------------------------------------------------------------------------------------------------------
+
+INSTALLED_APPS = [
+    "unfold",
+    "unfold.contrib.filters",
+    "unfold.contrib.forms",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "knox",
+    "django_filters",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "drf_standardized_errors",
+    "pgtrigger",
+    "django_q",
+    "axes",
+    "csp",
+    "config",
+    "locks",
+    "messaging",
+    "campaigns",
+    "reminders",
+    "devices",
+]
+
+MIDDLEWARE = [
+    "config.observe.RequestMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",
+]
+
+ROOT_URLCONF = "config.urls"
+WSGI_APPLICATION = "config.wsgi.application"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+# One connection per thread for good: reconnecting costs django-q2 a factor of ten. No pool: it does not survive fork().
+DATABASES = {
+    "default": {
+        **env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR}),
+        "CONN_MAX_AGE": None,
+        "CONN_HEALTH_CHECKS": True,
+    }
+}
+
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+
+LANGUAGE_CODE = env("LANGUAGE_CODE", one_of("en", "ko"), "en")
+LANGUAGES = [("en", "English"), ("ko", "한국어")]
+LOCALE_PATHS = [BASE_DIR / "config" / "locale"]
+TIME_ZONE = env("TIME_ZONE", time_zone, "UTC")
+USE_TZ = True
+
+STATIC_URL = "static/"
+# Straight from the packages: no collectstatic step, no second server.
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_MAX_AGE = 3600
+
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
+LOGIN_URL = reverse_lazy("admin:login")
+
+
+# --- security ----------------------------------------------------------------------------------------------------
+
+# Cookies and redirects follow the public address: `make run` serves plain http on localhost, production is https.
+HTTPS = PUBLIC_URL.startswith("https://")
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+SECURE_HSTS_SECONDS = env("HSTS_SECONDS", whole(0, 63_072_000), 31_536_000 if HTTPS else 0)
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SECURE_HSTS_SECONDS > 0
+SECURE_REFERRER_POLICY = "same-origin"
+SESSION_COOKIE_HTTPONLY = True
+X_FRAME_OPTIONS = "DENY"
+DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024 * 1024
+
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [SELF],
+        # The admin's Alpine.js evaluates its attributes; scripts themselves come only from here.
+        "script-src": [SELF, UNSAFE_EVAL, UNSAFE_INLINE],
+        "style-src": [SELF, UNSAFE_INLINE],
+        "img-src": [SELF, "data:"],
+        "font-src": [SELF, "data:"],
+        "connect-src": [SELF],
+        "object-src": [NONE],
+        "base-uri": [SELF],
+        "form-action": [SELF],
+        "frame-ancestors": [NONE],
+    }
+}
+
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_VERBOSE = False
+
+
+# --- REST --------------------------------------------------------------------------------------------------------
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "knox.auth.TokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["config.rest.ModelPermissions"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["config.rest.StrictJSONParser"],
+    "DEFAULT_FILTER_BACKENDS": ["config.rest.StrictFilterBackend"],
+    "DEFAULT_PAGINATION_CLASS": "config.rest.CursorPages",
+    "DEFAULT_THROTTLE_CLASSES": ["config.rest.ClientThrottle"],
+    "DEFAULT_SCHEMA_CLASS": "config.rest.Schema",
+    "EXCEPTION_HANDLER": "config.rest.exception_handler",
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+    "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
+}
+REST_KNOX = {"TOKEN_TTL": timedelta(days=365), "AUTO_REFRESH": False}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Signalbox",
+    "DESCRIPTION": "Outreach that heals itself: messages, campaigns, device jobs, locks and reminders.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "SCHEMA_PATH_PREFIX": r"/api/v1/",
+    "ENUM_NAME_OVERRIDES": {
+        "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
+        "ClientErrorEnum": "drf_standardized_errors.openapi_serializers.ClientErrorEnum.choices",
+        "ServerErrorEnum": "drf_standardized_errors.openapi_serializers.ServerErrorEnum.choices",
+        "ErrorCode401Enum": "drf_standardized_errors.openapi_serializers.ErrorCode401Enum.choices",
+        "ErrorCode403Enum": "drf_standardized_errors.openapi_serializers.ErrorCode403Enum.choices",
+        "ErrorCode404Enum": "drf_standardized_errors.openapi_serializers.ErrorCode404Enum.choices",
+        "ErrorCode405Enum": "drf_standardized_errors.openapi_serializers.ErrorCode405Enum.choices",
+        "ErrorCode406Enum": "drf_standardized_errors.openapi_serializers.ErrorCode406Enum.choices",
+        "ErrorCode415Enum": "drf_standardized_errors.openapi_serializers.ErrorCode415Enum.choices",
+        "ErrorCode429Enum": "drf_standardized_errors.openapi_serializers.ErrorCode429Enum.choices",
+        "ErrorCode500Enum": "drf_standardized_errors.openapi_serializers.ErrorCode500Enum.choices",
+    },
+    "POSTPROCESSING_HOOKS": ["drf_standardized_errors.openapi_hooks.postprocess_schema_enums"],
+}
+DRF_STANDARDIZED_ERRORS = {"ALLOWED_ERROR_STATUS_CODES": ["400", "401", "403", "404", "409", "429"]}
+IDEMPOTENCY_WINDOW = timedelta(hours=24)
+
+
+# --- background work ---------------------------------------------------------------------------------------------
+
+# Why each value: research on django-q2. It ticks the sweeps and carries no work, so nothing is prefetched, nothing
+# retried (the next tick is the retry), nothing caught up, and few results are kept.
+Q_CLUSTER = {
+    "name": "signalbox",
+    "workers": Q_WORKERS,
+    "bulk": 1,
+    "queue_limit": Q_WORKERS,
+    "timeout": 90,
+    "retry": 300,
+    "max_attempts": 1,
+    "ack_failures": True,
+    "catch_up": False,
+    "save_limit": 20,
+    "recycle": 500,
+    "max_rss": 400_000,
+    "poll": 0.2,
+    "guard_cycle": 0.5,
+    "label": "Background work",
+    **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
+}
+
+HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
+
+# name → when it ticks; `parallel` runs may work side by side, `budget` bounds one run. The name is <app>.<function of
+# its sweeps.py>. The check in config/sweeping.py refuses to start when a model relies on a sweep missing here.
+SWEEPS: dict[str, dict[str, Any]] = {
+    "config.purge_expired": {"cron": FIVE_MINUTES},
+    "devices.mark_silent_pcs": {"cron": MINUTE},
+}
+SWEEP_BUDGET = timedelta(seconds=20)
+SWEEP_RUNS_KEPT = timedelta(days=7)
+
+
+# --- domain knobs ------------------------------------------------------------------------------------------------
+
+PC_OFFLINE_AFTER = timedelta(seconds=180)
+
+
+# --- the admin ---------------------------------------------------------------------------------------------------
+
+UNFOLD = {
+    "SITE_TITLE": "Signalbox",
+    "SITE_HEADER": "Signalbox",
+    "SITE_SUBHEADER": _("Outreach that heals itself"),
+    "SITE_SYMBOL": "cell_tower",
+    "SHOW_HISTORY": True,
+    "SHOW_VIEW_ON_SITE": False,
+    "SHOW_LANGUAGES": True,
+    "DASHBOARD_CALLBACK": "config.console.dashboard",
+    "SIDEBAR": {"show_search": True, "show_all_applications": False, "navigation": "config.console.navigation"},
+}
+
+
+# --- logs --------------------------------------------------------------------------------------------------------
+
+LOGGING_CONFIG = "config.observe.configure_logging"
+LOGGING = {"format": LOG_FORMAT}

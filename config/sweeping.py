@@ -1,0 +1,292 @@
+"""Run a sweep: take one of its slots, work in pages within a budget, isolate poison rows, record the run."""
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import structlog
+from croniter import croniter
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+from django.db import OperationalError, connection, models, transaction
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.module_loading import import_string
+from uuid_utils.compat import uuid7
+
+log = structlog.get_logger("sweep")
+PAGE = 500
+ERRORS_TOLD = 20
+
+
+@dataclass
+class Sweep:
+    """What a sweep function gets: the time to go by, and the loops that keep it bounded, fair and safe."""
+
+    name: str
+    now: datetime
+    dry_run: bool = False
+    run_id: UUID = field(default_factory=uuid7)
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    ends: float = field(default_factory=lambda: time.monotonic() + settings.SWEEP_BUDGET.total_seconds())
+    cursor: dict[str, list[str]] = field(default_factory=dict)
+
+    def has_time(self) -> bool:
+        return time.monotonic() < self.ends
+
+    def repeat(self, step: Callable[[], Mapping[str, int]]) -> None:
+        """Call `step` until it finds nothing to do or the time is up. For steps that claim their own rows."""
+        while self.has_time():
+            done = step()
+            self.counts.update(done)
+            if not sum(done.values()) or self.dry_run:
+                return
+
+    def pages(
+        self,
+        rows: models.QuerySet[Any],
+        handle: Callable[[list[Any]], Mapping[str, int]],
+        *,
+        label: str = "",
+        by: str | None = None,
+        size: int = PAGE,
+    ) -> None:
+        """Hand the keys of `rows` to `handle` in pages ordered by (`by`, pk), each in its own transaction.
+
+        `handle` locks what it changes (SKIP LOCKED) and checks the predicate again. When the time is up the next run
+        goes on behind the last page, so the same first rows never starve the rest; `by` must not be nullable.
+        """
+        resume = self.cursor.pop(label, None)
+        if resume and not self._walk(rows, handle, label, by, size, after=resume, until=None):
+            return
+        self._walk(rows, handle, label, by, size, after=None, until=resume)
+
+    def _walk(self, rows: Any, handle: Any, label: str, by: str | None, size: int, after: Any, until: Any) -> bool:
+        while self.has_time():
+            page = list(_keyset(rows, by, after, until).values_list(*([by, "pk"] if by else ["pk"]))[:size])
+            if page:
+                self._isolate([row[-1] for row in page], handle)
+                after = [_text(value) for value in page[-1]]
+            if len(page) < size:
+                return True
+        self.cursor[label] = after or []
+        self.counts["out_of_time"] += 1
+        return False
+
+    def _isolate(self, keys: list[Any], handle: Callable[[list[Any]], Mapping[str, int]]) -> None:
+        """A page that fails is halved until the poison row stands alone; it is recorded and the rest goes on."""
+        try:
+            with transaction.atomic():
+                done = handle(keys)
+        except Exception as error:
+            if isinstance(error, OperationalError) and not connection.is_usable():
+                raise
+            if len(keys) > 1:
+                middle = len(keys) // 2
+                self._isolate(keys[:middle], handle)
+                self._isolate(keys[middle:], handle)
+                return
+            self.fail(keys[0], error)
+        else:
+            self.counts.update(done)
+
+    def fail(self, key: Any, error: Exception) -> None:
+        self.counts["error"] += 1
+        if len(self.errors) < ERRORS_TOLD:
+            self.errors.append(f"{key}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        log.exception("poison_row", sweep=self.name, key=str(key), exc_info=error)
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _keyset(rows: models.QuerySet[Any], by: str | None, after: Any, until: Any) -> models.QuerySet[Any]:
+    rows = rows.order_by(*([by, "pk"] if by else ["pk"]))
+    if after:
+        rows = rows.filter(_beyond(by, after, "gt"))
+    if until:
+        rows = rows.exclude(_beyond(by, until, "gt"))
+    return rows
+
+
+def _beyond(by: str | None, key: list[str], how: str) -> Q:
+    if by is None:
+        return Q(**{f"pk__{how}": key[-1]})
+    value = parse_datetime(key[0]) or key[0]
+    return Q(**{f"{by}__{how}": value}) | Q(**{by: value, f"pk__{how}": key[-1]})
+
+
+def run(name: str, *, now: datetime | None = None, dry_run: bool = False, wait: bool = False) -> dict[str, Any] | None:
+    """Run one sweep and record it. None when all its slots are taken and `wait` is off."""
+    plan = settings.SWEEPS[name]
+    function = import_string(_path(name))
+    sweep = Sweep(name, now or timezone.now(), dry_run)
+    sweep.ends = time.monotonic() + plan.get("budget", settings.SWEEP_BUDGET).total_seconds()
+    with _slot(name, plan.get("parallel", 1), wait) as slot:
+        if slot is None:
+            return None
+        with structlog.contextvars.bound_contextvars(sweep=name, run_id=str(sweep.run_id)):
+            return _rehearse(sweep, function) if dry_run else _perform(sweep, function, slot)
+
+
+def _rehearse(sweep: Sweep, function: Callable[[Sweep], None]) -> dict[str, Any]:
+    """The real work in a transaction that is rolled back; sweeps that call out look at `dry_run` themselves."""
+    started_at, error = timezone.now(), ""
+    try:
+        with transaction.atomic():
+            function(sweep)
+            transaction.set_rollback(True)
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        log.exception("sweep_failed")
+    return _summary(sweep, started_at, error)
+
+
+def _perform(sweep: Sweep, function: Callable[[Sweep], None], slot: int) -> dict[str, Any]:
+    from config.models import SweepRun
+
+    started_at = timezone.now()
+    # We hold the slot, so an unfinished run of it is one whose process died.
+    SweepRun.objects.filter(name=sweep.name, slot=slot, ended_at=None).update(ended_at=started_at, error="died")
+    last = SweepRun.objects.filter(name=sweep.name, slot=slot).order_by("-started_at").first()
+    sweep.cursor = dict(last.cursor) if last else {}
+    record = SweepRun.objects.create(
+        id=sweep.run_id,
+        name=sweep.name,
+        now=sweep.now,
+        started_at=started_at,
+        cursor=sweep.cursor,
+        slot=slot,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+    error = ""
+    try:
+        function(sweep)
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        log.exception("sweep_failed")
+    summary = _summary(sweep, started_at, error)
+    record.ended_at, record.counts, record.error, record.cursor = (
+        timezone.now(),
+        dict(sweep.counts),
+        summary["error"] or "",
+        sweep.cursor,
+    )
+    record.save(update_fields=["ended_at", "counts", "error", "cursor"])
+    log.info("sweep_ended", counts=dict(sweep.counts), error=summary["error"])
+    return summary
+
+
+def _summary(sweep: Sweep, started_at: datetime, error: str) -> dict[str, Any]:
+    return {
+        "sweep": sweep.name,
+        "now": sweep.now.isoformat(),
+        "dry_run": sweep.dry_run,
+        "started_at": started_at.isoformat(),
+        "ended_at": timezone.now().isoformat(),
+        "counts": dict(sweep.counts),
+        "error": "; ".join([error, *sweep.errors] if error else sweep.errors) or None,
+    }
+
+
+@contextmanager
+def _slot(name: str, parallel: int, wait: bool) -> Iterator[int | None]:
+    """One of the sweep's slots, as a courtesy between runs (SKIP LOCKED is what makes them safe), freed by a crash."""
+    slot = _take_slot(name, parallel)
+    patience = time.monotonic() + 2 * settings.SWEEP_BUDGET.total_seconds()
+    while slot is None and wait and time.monotonic() < patience:
+        time.sleep(0.1)
+        slot = _take_slot(name, parallel)
+    if slot is None and wait:
+        # Whoever asked by hand gets an answer; the rows themselves are protected.
+        yield parallel
+        return
+    try:
+        yield slot
+    finally:
+        if slot is not None:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(hashtext(%s), %s)", [name, slot])
+
+
+def _take_slot(name: str, parallel: int) -> int | None:
+    with connection.cursor() as cursor:
+        for slot in range(parallel):
+            cursor.execute("SELECT pg_try_advisory_lock(hashtext(%s), %s)", [name, slot])
+            if cursor.fetchone()[0]:
+                return slot
+    return None
+
+
+def tick(name: str) -> None:
+    """The task django-q2 runs. A nudge that came while the sweep ran is honoured before leaving."""
+    run_again = True
+    while run_again:
+        _take_nudge(name)
+        ran = run(name)
+        run_again = ran is not None and ran["error"] is None and _nudged(name)
+
+
+def nudge(name: str) -> None:
+    """Ask for a tick right after the commit. Asked once however many commits ask; the schedule is the guarantee.
+
+    After the commit, because a tick that starts before it would not see the rows; not inside it, because the flag's
+    row would make every writer wait for every other.
+    """
+    transaction.on_commit(lambda: _ask(name), robust=True)
+
+
+def _ask(name: str) -> None:
+    from config.models import Nudge
+    from django_q.tasks import async_task
+
+    with transaction.atomic():
+        asked = Nudge.objects.filter(name=name, asked=False).update(asked=True)
+        if not asked and not Nudge.objects.filter(name=name).exists():
+            asked = len(Nudge.objects.bulk_create([Nudge(name=name, asked=True)], ignore_conflicts=True))
+        if asked:
+            async_task("config.sweeping.tick", name, task_name=f"nudge {name}")
+
+
+def _take_nudge(name: str) -> None:
+    from config.models import Nudge
+
+    Nudge.objects.filter(name=name, asked=True).update(asked=False)
+
+
+def _nudged(name: str) -> bool:
+    from config.models import Nudge
+
+    return Nudge.objects.filter(name=name, asked=True).exists()
+
+
+def _path(name: str) -> str:
+    app, _dot, function = name.partition(".")
+    return f"{app}.sweeps.{function}"
+
+
+@register()
+def check_sweeps(**_kwargs: Any) -> list[CheckMessage]:
+    """Each name in settings.SWEEPS is a function, each cron a schedule."""
+    errors: list[CheckMessage] = []
+    for name, plan in settings.SWEEPS.items():
+        try:
+            import_string(_path(name))
+        except ImportError as error:
+            errors.append(Error(f"SWEEPS: {name}: {error}", id="config.E006"))
+        if not croniter.is_valid(plan["cron"]):
+            errors.append(Error(f"SWEEPS: {name}: {plan['cron']!r} is not a cron schedule", id="config.E007"))
+        if plan.get("budget", settings.SWEEP_BUDGET) >= timedelta(seconds=settings.Q_CLUSTER["timeout"]):
+            errors.append(Error(f"SWEEPS: {name}: the budget must stay below Q_CLUSTER's timeout", id="config.E008"))
+    return errors

@@ -1,0 +1,32 @@
+"""Triggers that belong to no state graph."""
+
+import pgtrigger
+
+# `purge_retention` sets this for its transaction; it is the only way to delete from an append-only table.
+PURGING = "signalbox.purging"
+
+
+def append_only(name: str, *, deletable: str = "false") -> list[pgtrigger.Trigger]:
+    """Refuse UPDATE and TRUNCATE always, and DELETE but for purges and rows matching the SQL `deletable` (over OLD)."""
+    refusal = (
+        f"RAISE EXCEPTION '% of {name} refused: it is append-only', TG_OP"
+        f" USING ERRCODE = 'check_violation', CONSTRAINT = '{name}_append_only', TABLE = '{name}';"
+    )
+    return [
+        pgtrigger.Trigger(
+            name=f"{name}_no_change",
+            level=pgtrigger.Statement,
+            when=pgtrigger.Before,
+            operation=pgtrigger.Update | pgtrigger.Truncate,
+            func=refusal,
+        ),
+        pgtrigger.Trigger(
+            name=f"{name}_no_delete",
+            when=pgtrigger.Before,
+            operation=pgtrigger.Delete,
+            func=f"""
+                IF current_setting('{PURGING}', true) = 'on' OR ({deletable}) THEN RETURN OLD; END IF;
+                {refusal}
+            """,
+        ),
+    ]

@@ -1,0 +1,24 @@
+
+from django.contrib import admin
+from django.urls import include, path
+from django.views.generic import RedirectView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+
+from config import api, observe
+
+urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("admin/", admin.site.urls),
+    path("i18n/", include("django.conf.urls.i18n")),
+    path("healthz", observe.healthz),
+    path("readyz", observe.readyz),
+    path("metrics", api.metrics),
+    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("api/v1/", include(api.urlpatterns)),
+    path("", include("locks.api")),
+    path("", include("messaging.api")),
+    path("", include("campaigns.api")),
+    path("", include("reminders.api")),
+    path("", include("devices.api")),
+]

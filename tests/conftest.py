@@ -1,0 +1,42 @@
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
+from django.db.backends.postgresql.operations import DatabaseOperations
+from knox.models import AuthToken
+from rest_framework.test import APIClient
+
+
+def _flush_past_append_only(self, using, sql_list):
+    """Append-only tables refuse TRUNCATE always, so emptying the test database steps around the triggers."""
+    from django.apps import apps
+    from django.db import connections, transaction
+
+    tables = [m._meta.db_table for m in apps.get_models() if getattr(m._meta, "triggers", None)]
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        for table in tables:
+            cursor.execute(f'ALTER TABLE "{table}" DISABLE TRIGGER USER')
+        for sql in sql_list:
+            cursor.execute(sql)
+        for table in tables:
+            cursor.execute(f'ALTER TABLE "{table}" ENABLE TRIGGER USER')
+
+
+DatabaseOperations.execute_sql_flush = lambda self, sql_list: _flush_past_append_only(
+    self, self.connection.alias, sql_list
+)
+
+
+@pytest.fixture
+def make_client(db):
+    """An API client with a knox token in the groups named."""
+
+    def make(*groups, username="client", **user_fields):
+        user, _ = get_user_model().objects.get_or_create(username=username, defaults=user_fields)
+        user.groups.set(Group.objects.filter(name__in=groups))
+        _row, token = AuthToken.objects.create(user)
+        client = APIClient()
+        client.credentials(HTTP_AUTHORIZATION=f"Token {token}")
+        client.user = user
+        return client
+
+    return make
