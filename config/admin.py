@@ -245,7 +245,9 @@ class AuthTokenAdmin(console.ConsoleAdmin):
             return console.pill(_now("no end"), "warning")
         if token.expiry < timezone.now():
             return console.pill(_now("expired"))
-        return console.pill(_now("%(time)s left") % {"time": timesince(timezone.now(), token.expiry, depth=1)}, "success")
+        return console.pill(
+            _now("%(time)s left") % {"time": timesince(timezone.now(), token.expiry, depth=1)}, "success"
+        )
 
 
 @admin.register(AccessAttempt)

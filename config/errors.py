@@ -1,4 +1,4 @@
-"""What a service raises when it refuses. config.rest turns each into its HTTP answer; admin and commands show `detail`."""
+"""What a service raises when it refuses. config.rest makes it an HTTP answer; admin and commands show `detail`."""
 
 from typing import Any
 

@@ -154,11 +154,19 @@ class Collector:
 
         yield from _states()
         yield from _sweeps()
-        yield _gauge("integrity_violations", "Rows that break an invariant", ["invariant", "severity"], [
-            ([r.name, r.severity], r.count) for r in report()
-        ])
+        yield _gauge(
+            "integrity_violations",
+            "Rows that break an invariant",
+            ["invariant", "severity"],
+            [([r.name, r.severity], r.count) for r in report()],
+        )
         age = canary_age()
-        yield _gauge("worker_canary_age_seconds", "Since a worker last answered", [], [([], age if age is not None else float("inf"))])
+        yield _gauge(
+            "worker_canary_age_seconds",
+            "Since a worker last answered",
+            [],
+            [([], age if age is not None else float("inf"))],
+        )
         for extra in _contributed():
             yield from extra()
 

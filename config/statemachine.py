@@ -138,7 +138,7 @@ class EdgeTrigger(_GraphTrigger):
 
     def get_func(self, model: type[models.Model]) -> str:
         column = self.graph(model).field.column
-        message = f"'{model._meta.db_table} cannot go from % to %', OLD.\"{column}\", NEW.\"{column}\""
+        message = f'\'{model._meta.db_table} cannot go from % to %\', OLD."{column}", NEW."{column}"'
         return self.refusal(model, message)
 
 

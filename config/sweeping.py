@@ -248,14 +248,15 @@ def nudge(name: str) -> None:
 
 
 def _ask(name: str) -> None:
-    from config.models import Nudge
     from django_q.tasks import async_task
 
-    with transaction.atomic():
-        asked = Nudge.objects.filter(name=name, asked=False).update(asked=True)
-        if not asked and not Nudge.objects.filter(name=name).exists():
-            asked = len(Nudge.objects.bulk_create([Nudge(name=name, asked=True)], ignore_conflicts=True))
-        if asked:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO sweep_nudges (name, asked) VALUES (%s, true)"
+            " ON CONFLICT (name) DO UPDATE SET asked = true WHERE NOT sweep_nudges.asked",
+            [name],
+        )
+        if cursor.rowcount:
             async_task("config.sweeping.tick", name, task_name=f"nudge {name}")
 
 

@@ -18,4 +18,8 @@ def purge_expired(sweep: Sweep) -> None:
         ("sweep_runs", SweepRun.objects.filter(started_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT)),
         ("task_results", Task.objects.filter(stopped__lt=sweep.now - settings.SWEEP_RUNS_KEPT)),
     ):
-        sweep.pages(rows, lambda keys, rows=rows, outcome=outcome: {outcome: rows.filter(pk__in=keys).delete()[0]}, label=outcome)
+        sweep.pages(
+            rows,
+            lambda keys, rows=rows, outcome=outcome: {outcome: rows.filter(pk__in=keys).delete()[0]},
+            label=outcome,
+        )

@@ -3,6 +3,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
+
 from config.decisions import decide, record
 from config.errors import Invalid
 from devices.models import PC, PC_NUMBER
@@ -16,6 +18,7 @@ def assign_agent(user: Any, pc_number: str) -> PC:
     return pc
 
 
+@transaction.atomic
 def mark_pcs_offline(ids: list[UUID], now: datetime, run_id: UUID | None = None) -> int:
     """Those of the PCs that are still silent, in one statement; a heartbeat that comes first wins."""
     silent = list(PC.objects.silent(now).filter(pk__in=ids).select_for_update(skip_locked=True, of=("self",)))

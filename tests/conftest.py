@@ -40,3 +40,23 @@ def make_client(db):
         return client
 
     return make
+
+
+@pytest.fixture
+def run_in_thread():
+    """Call something in a thread with its own connection, and give back its result or raise its error."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from django.db import connection
+
+    def call(function):
+        def with_own_connection():
+            try:
+                return function()
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(with_own_connection).result(timeout=60)
+
+    return call

@@ -27,7 +27,9 @@ def integrity_view(request: HttpRequest) -> HttpResponse:
     found = [_finding(invariant) for invariant in integrity.invariants().values()]
     context = {
         "title": _("Integrity"),
-        "findings": sorted(found, key=lambda finding: (not finding["reading"].count, list(TONES.values()).index(finding["tone"]))),
+        "findings": sorted(
+            found, key=lambda finding: (not finding["reading"].count, list(TONES.values()).index(finding["tone"]))
+        ),
         "broken": sum(bool(finding["reading"].count) for finding in found),
         "measured_at": timezone.now(),
         "may_heal": request.user.has_perm(HEAL),  # type: ignore[union-attr]

@@ -172,7 +172,9 @@ class Account:
     def _add_entry(self, directory: Path) -> None:
         mode, nobody = directory.stat().st_mode, 0xFFFFFFFF
         try:
-            entries = {(tag, who): bits for tag, bits, who in struct.iter_unpack("<HHI", os.getxattr(directory, ACL)[4:])}
+            entries = {
+                (tag, who): bits for tag, bits, who in struct.iter_unpack("<HHI", os.getxattr(directory, ACL)[4:])
+            }
         except OSError:
             entries = {(1, nobody): mode >> 6 & 7, (4, nobody): mode >> 3 & 7, (32, nobody): mode & 7}
         entries[16, nobody] = entries.get((16, nobody), entries[4, nobody]) | 1
@@ -182,7 +184,9 @@ class Account:
             os.setxattr(directory, ACL, struct.pack("<I", 2) + packed)
         except OSError:
             return
-        tell(f"note: {directory} may now be passed through by user {self.name} (undo: setfacl -x u:{self.name} {directory})")
+        tell(
+            f"note: {directory} may now be passed through by user {self.name} (undo: setfacl -x u:{self.name} {directory})"
+        )
 
 
 def owner_of(path: Path) -> tuple[int, int] | None:
@@ -270,7 +274,9 @@ class Server:
             raise Refusal(f"{self.data} exists but is not a PostgreSQL data directory: move it away")
         ours = self.install.name.removeprefix("pginstall")
         if (theirs := version.read_text().strip()) != ours:
-            raise Refusal(f"{self.data} was made by PostgreSQL {theirs} and this release runs {ours}: dump it there first")
+            raise Refusal(
+                f"{self.data} was made by PostgreSQL {theirs} and this release runs {ours}: dump it there first"
+            )
 
     def open_binaries(self) -> None:
         """A wheel installed by root under a strict umask is unreadable to the service user; it holds nothing secret."""

@@ -79,10 +79,10 @@ def claim_key(user_id: Any, scope: str, key: str, mark: str) -> int | None:
             VALUES (%s, %s, %s, %s, clock_timestamp())
             ON CONFLICT (user_id, scope, key) DO UPDATE
                SET fingerprint = EXCLUDED.fingerprint, status = NULL, body = NULL, created_at = EXCLUDED.created_at
-             WHERE old.created_at <= EXCLUDED.created_at - %s
+             WHERE old.created_at <= EXCLUDED.created_at - make_interval(secs => %s)
             RETURNING id
             """,
-            [user_id, scope, key, mark, settings.IDEMPOTENCY_WINDOW],
+            [user_id, scope, key, mark, settings.IDEMPOTENCY_WINDOW.total_seconds()],
         )
         row = cursor.fetchone()
     return row[0] if row else None

@@ -5,7 +5,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Field, Model, Q, QuerySet
 from django_filters.rest_framework import DjangoFilterBackend
 from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.pagination import CursorPagination
@@ -25,7 +25,7 @@ class CursorPages(CursorPagination):
     ordering = "-id"
     ordering_query_param = "ordering"
 
-    def paginate_queryset(self, queryset: QuerySet[Any], request: Any, view: Any = None) -> list[Any]:
+    def paginate_queryset(self, queryset: Any, request: Any, view: Any = None) -> list[Any]:
         size = self.get_page_size(request)
         self.base_url = request.build_absolute_uri()
         self.order = self.get_ordering(request, queryset, view)[0]
@@ -72,7 +72,7 @@ class CursorPages(CursorPagination):
                 raise ValueError
             if not isinstance(value, str | None) or "\x00" in pk + (value or ""):
                 raise ValueError
-            field = model._meta.get_field(column(model, order.lstrip("-")))
+            field = column(model, order.lstrip("-"))
             return back, None if value is None else field.to_python(value), model._meta.pk.to_python(pk)
         except (ValueError, TypeError, RecursionError, OverflowError, DjangoValidationError):
             raise ValidationError({"cursor": ["This cursor is not valid here."]}) from None
@@ -80,10 +80,12 @@ class CursorPages(CursorPagination):
     def link(self, row: Model | None, back: bool) -> str | None:
         if row is None:
             return None
-        field = row._meta.get_field(column(type(row), self.order.lstrip("-")))
+        field = column(type(row), self.order.lstrip("-"))
         value = None if getattr(row, field.attname) is None else field.value_to_string(row)
         text = json.dumps([self.order, back, value, str(row.pk)])
-        return replace_query_param(self.base_url, self.cursor_query_param, urlsafe_b64encode(text.encode()).decode())
+        return replace_query_param(
+            str(self.base_url), self.cursor_query_param, urlsafe_b64encode(text.encode()).decode()
+        )
 
     def get_next_link(self) -> str | None:
         return self.link(self.page[-1] if self.page and self.has_next else None, False)
@@ -100,23 +102,25 @@ class CursorPages(CursorPagination):
         return parameters
 
 
-def column(model: type[Model], name: str) -> str:
-    return str(model._meta.pk.name) if name == "pk" else name
+def column(model: type[Model], name: str) -> "Field[Any, Any]":
+    field = model._meta.pk if name == "pk" else model._meta.get_field(name)
+    assert isinstance(field, Field), f"{name} is not a column of {model.__name__}"
+    return field
 
 
 def beyond(model: type[Model], name: str, descending: bool, value: Any, pk: Any) -> Q:
     """The rows after (value, pk) in an order where PostgreSQL puts NULL above everything."""
     compare = "lt" if descending else "gt"
     tied = Q(**{f"pk__{compare}": pk})
-    if model._meta.get_field(column(model, name)).primary_key:
+    field = column(model, name)
+    if field.primary_key:
         return tied
     if value is None:
         rest = Q(**{f"{name}__isnull": False}) if descending else Q()
         return Q(**{f"{name}__isnull": True}) & tied | rest
     # The plain bound beside the OR is what lets PostgreSQL enter the index at the right place.
     after = Q(**{f"{name}__{compare}e": value}) & (Q(**{f"{name}__{compare}": value}) | tied)
-    nullable = model._meta.get_field(name).null
-    return after | Q(**{f"{name}__isnull": True}) if nullable and not descending else after
+    return after | Q(**{f"{name}__isnull": True}) if field.null and not descending else after
 
 
 class StrictFilterBackend(DjangoFilterBackend):

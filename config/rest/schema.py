@@ -15,7 +15,7 @@ class ErrorSerializer(serializers.Serializer[Any]):
 
 class ErrorResponseSerializer(serializers.Serializer[Any]):
     type = serializers.ChoiceField(choices=["validation_error", "client_error", "server_error"])
-    errors = ErrorSerializer(many=True)
+    errors = ErrorSerializer(many=True)  # type: ignore[assignment]
 
 
 IDEMPOTENCY_KEY = OpenApiParameter(

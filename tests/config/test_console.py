@@ -94,7 +94,9 @@ def test_lateness_allows_one_skipped_tick(minutes: int, late: bool) -> None:
 
 def test_dashboard_reads_a_bounded_number_of_rows_whatever_the_table_sizes(boss: Client) -> None:
     boss.get(reverse("admin:panels"))
-    with CaptureQueriesContext(connection, ) as few:
+    with CaptureQueriesContext(
+        connection,
+    ) as few:
         boss.get(reverse("admin:panels"))
     sweep_runs(500)
     with CaptureQueriesContext(connection) as many:
@@ -139,9 +141,7 @@ def test_heal_asks_first_then_mends_and_leaves_an_audit_row(boss: Client, idle_u
     assert User.objects.filter(is_active=False).count() == 30
     assert "roused 30" in boss.post(url, follow=True).content.decode()
     assert not User.objects.filter(is_active=False).exists()
-    assert LogEntry.objects.get().change_message == (
-        '{"action": "heal users_are_active", "details": {"roused": 30}}'
-    )
+    assert LogEntry.objects.get().change_message == ('{"action": "heal users_are_active", "details": {"roused": 30}}')
 
 
 def test_viewer_reads_the_integrity_page_and_may_not_heal(looker: Client, idle_users: list[int]) -> None:

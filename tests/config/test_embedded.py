@@ -236,7 +236,12 @@ def test_a_user_arriving_while_the_server_stops_gets_a_new_one(home, client):
     first, second = client(), client()
     started = first.ask(POSTMASTER)
     first.leave()
-    until(lambda: not (home / "postgres" / "postmaster.pid").exists() or "stopping" in keeper.postmaster_file(home / "postgres"))
+    until(
+        lambda: (
+            not (home / "postgres" / "postmaster.pid").exists()
+            or "stopping" in keeper.postmaster_file(home / "postgres")
+        )
+    )
     assert second.ask(POSTMASTER) > started
 
 
@@ -346,7 +351,9 @@ def test_a_plain_user_cannot_reach_roots_server(home, client):
     host = embedded.postmaster_file(home / "postgres")[4]
     knock = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     python = who.pop("python")
-    done = subprocess.run([python, "-c", knock, f"{host}/{keeper.SOCKET}"], capture_output=True, text=True, cwd="/", **who)
+    done = subprocess.run(
+        [python, "-c", knock, f"{host}/{keeper.SOCKET}"], capture_output=True, text=True, cwd="/", **who
+    )
     assert "PermissionError" in done.stderr
     with socket.socket(socket.AF_UNIX) as root:
         root.connect(f"{host}/{keeper.SOCKET}")
@@ -359,7 +366,9 @@ def test_roots_private_directory_is_opened_to_the_server_only(home, client):
     assert home.parent.stat().st_mode & 0o007 == 0
     who = plain_user()
     python = who.pop("python")
-    looked = subprocess.run([python, "-c", f"import os; os.stat('{home}')"], capture_output=True, text=True, cwd="/", **who)
+    looked = subprocess.run(
+        [python, "-c", f"import os; os.stat('{home}')"], capture_output=True, text=True, cwd="/", **who
+    )
     assert "PermissionError" in looked.stderr
 
 

@@ -9,7 +9,9 @@ from django.utils import timezone
 
 
 class Command(BaseCommand):
-    help = "Delete what its retention has run out for; each app brings its part as <app>/retention.py:purge(now, dry_run)."
+    help = (
+        "Delete what its retention has run out for; each app brings its part as <app>/retention.py:purge(now, dry_run)."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--dry-run", action="store_true")

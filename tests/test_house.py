@@ -1,0 +1,79 @@
+"""The house's own rules: what a reader may rely on without looking."""
+
+import re
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+
+import polib
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.core.management import call_command
+from django.utils.module_loading import import_string
+
+from config.apps import GROUPS
+
+ROOT = settings.BASE_DIR
+APPS = ["locks", "messaging", "campaigns", "reminders", "devices"]
+ROOMS = {
+    "__init__", "apps", "models", "services", "sweeps", "api", "admin", "triggers", "providers", "client", "integrity",
+    "retention", "demo", "management", "migrations", "locale", "README",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_an_app_has_only_the_rooms_of_the_house(app):
+    found = {path.stem for path in (ROOT / app).iterdir() if not path.name.startswith("__pycache__")}
+    assert found - {"templates", "static"} <= ROOMS
+    assert {"models", "services", "sweeps", "api", "admin"} <= found
+
+
+def test_every_sweep_is_a_function_of_its_apps_sweeps_room():
+    for name in settings.SWEEPS:
+        app, function = name.split(".")
+        assert import_module(import_string(f"{app}.sweeps.{function}").__module__).__name__.startswith(f"{app}.sweeps")
+
+
+@pytest.mark.django_db
+def test_migrations_are_current():
+    call_command("makemigrations", "--check", "--dry-run", stdout=StringIO())
+
+
+def test_grants_name_known_groups():
+    for config in apps.get_app_configs():
+        assert set(getattr(config, "grants", {})) <= set(GROUPS)
+
+
+def test_dotted_paths_of_other_apps_go_down_only():
+    """String references escape import-linter: a lower app must not name an upper one in quotes either."""
+    above = {
+        "locks": ["messaging", "campaigns", "reminders", "devices"],
+        "messaging": ["campaigns", "reminders", "devices"],
+    }
+    for app, forbidden in above.items():
+        for path in (ROOT / app).rglob("*.py"):
+            found = re.findall(rf"""["']({"|".join(forbidden)})\.\w""", path.read_text())
+            assert not found, f"{path} names {found}"
+
+
+def test_no_sleep_in_tests():
+    pattern = re.compile(r"\btime\.sleep\(|\bfrom time import .*sleep")
+    polling = {"test_embedded.py", "test_up.py"}  # bounded polling of other processes
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path.name not in polling | {"test_house.py"}:
+            assert not pattern.search(path.read_text()), path
+
+
+def catalogues():
+    return sorted(path for path in ROOT.glob("*/locale/ko/LC_MESSAGES/django.po"))
+
+
+@pytest.mark.parametrize("path", catalogues(), ids=lambda path: path.parts[-5])
+def test_the_korean_catalogue_is_complete_and_compiled(path: Path):
+    source = polib.pofile(str(path))
+    assert [entry.msgid for entry in source if not entry.obsolete and not entry.translated()] == []
+    compiled = {entry.msgid: entry.msgstr for entry in polib.mofile(str(path.with_suffix(".mo")))}
+    assert {e.msgid: e.msgstr for e in source if not e.obsolete and not e.msgid_plural} == {
+        key: value for key, value in compiled.items() if key in {e.msgid for e in source if not e.msgid_plural}
+    }
