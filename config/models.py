@@ -52,6 +52,9 @@ class Nudge(models.Model):
     class Meta:
         db_table = "sweep_nudges"
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class Canary(models.Model):
     """The worker cluster's sign of life: asked by the supervisor, answered by a worker."""
@@ -62,6 +65,9 @@ class Canary(models.Model):
 
     class Meta:
         db_table = "worker_canaries"
+
+    def __str__(self) -> str:
+        return self.host
 
 
 class Decision(models.Model):
@@ -108,6 +114,9 @@ class IdempotencyKey(models.Model):
         db_table = "idempotency_keys"
         constraints = [models.UniqueConstraint(fields=["user", "scope", "key"], name="idempotency_keys_once")]
 
+    def __str__(self) -> str:
+        return f"{self.scope} {self.key}"
+
 
 class ThrottleWindow(models.Model):
     """How many requests a client made since window_start, over all web processes."""
@@ -119,3 +128,6 @@ class ThrottleWindow(models.Model):
     class Meta:
         db_table = "throttle_windows"
         constraints = [models.UniqueConstraint(fields=["client", "window_start"], name="throttle_windows_once")]
+
+    def __str__(self) -> str:
+        return f"{self.client} {self.window_start}"

@@ -137,7 +137,7 @@ def canary_age() -> float | None:
     from config.models import Canary
 
     last = Canary.objects.exclude(answered_at=None).order_by("-answered_at").first()
-    return (timezone.now() - last.answered_at).total_seconds() if last else None
+    return (timezone.now() - last.answered_at).total_seconds() if last and last.answered_at else None
 
 
 def metrics(_request: HttpRequest) -> HttpResponse:
@@ -179,9 +179,10 @@ def _contributed() -> Iterator[Callable[[], Iterator[GaugeMetricFamily]]]:
     from django.apps import apps
 
     for app in apps.get_app_configs():
-        if app.name != "config" and find_spec(f"{app.name}.integrity"):
-            if extra := getattr(import_module(f"{app.name}.integrity"), "metrics", None):
-                yield extra
+        if app.name == "config" or not find_spec(f"{app.name}.integrity"):
+            continue
+        if extra := getattr(import_module(f"{app.name}.integrity"), "metrics", None):
+            yield extra
 
 
 def _gauge(name: str, text: str, labels: list[str], values: list[tuple[list[str], float]]) -> GaugeMetricFamily:
@@ -198,7 +199,8 @@ EXACT_BELOW = 200_000
 def _states() -> Iterator[GaugeMetricFamily]:
     from config.statemachine import Swept, graphs
 
-    rows, ages = [], []
+    rows: list[tuple[list[str], float]] = []
+    ages: list[tuple[list[str], float]] = []
     for graph in graphs():
         counts = state_counts(graph)
         for state in graph.states:
@@ -237,13 +239,13 @@ def _sweeps() -> Iterator[GaugeMetricFamily]:
     from config.models import SweepRun
 
     latest = SweepRun.objects.exclude(ended_at=None).order_by("name", "-started_at").distinct("name")
-    runs = {run.name: run for run in latest}
+    ended = {run.name: (run, run.ended_at) for run in latest if run.ended_at}
     now = timezone.now()
-    names = list(settings.SWEEPS)
-    ages = [([n], (now - runs[n].ended_at).total_seconds() if n in runs else float("inf")) for n in names]
-    seconds = [([n], (runs[n].ended_at - runs[n].started_at).total_seconds()) for n in names if n in runs]
-    outcomes = [([n, outcome], count) for n in names if n in runs for outcome, count in runs[n].counts.items()]
-    failed = [([n], float(bool(n in runs and runs[n].error))) for n in names]
+    ages = [([n], (now - ended[n][1]).total_seconds() if n in ended else float("inf")) for n in settings.SWEEPS]
+    known = [(n, *ended[n]) for n in settings.SWEEPS if n in ended]
+    seconds = [([n], (ended_at - run.started_at).total_seconds()) for n, run, ended_at in known]
+    outcomes = [([n, outcome], count) for n, run, _at in known for outcome, count in run.counts.items()]
+    failed = [([n], float(bool(run.error))) for n, run, _at in known]
     yield _gauge("sweep_last_run_age_seconds", "Since the sweep last ended", ["sweep"], ages)
     yield _gauge("sweep_seconds", "How long the last run took", ["sweep"], seconds)
     yield _gauge("sweep_rows", "Outcomes of the last run", ["sweep", "outcome"], outcomes)

@@ -11,8 +11,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
-from django_fsm import FSMFieldMixin
 from django.utils.functional import Promise
+from django_fsm import FSMFieldMixin
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class _GraphTrigger(pgtrigger.Trigger):
 class BornTrigger(_GraphTrigger):
     operation = pgtrigger.Insert
 
-    def get_condition(self, model: type[models.Model]) -> pgtrigger.Condition:
+    def get_condition(self, model: Any) -> pgtrigger.Condition:
         found = self.graph(model)
         return pgtrigger.Condition(f'NEW."{found.field.column}" NOT IN ({quoted(found.initial)})')
 
-    def get_func(self, model: type[models.Model]) -> str:
+    def get_func(self, model: Any) -> str:
         column = self.graph(model).field.column
         return self.refusal(model, f"'a new row of {model._meta.db_table} cannot be %', NEW.\"{column}\"")
 
@@ -126,7 +126,7 @@ class BornTrigger(_GraphTrigger):
 class EdgeTrigger(_GraphTrigger):
     operation = pgtrigger.Update
 
-    def get_condition(self, model: type[models.Model]) -> pgtrigger.Condition:
+    def get_condition(self, model: Any) -> pgtrigger.Condition:
         found = self.graph(model)
         old, new = f'OLD."{found.field.column}"', f'NEW."{found.field.column}"'
         legal = " OR ".join(
@@ -136,7 +136,7 @@ class EdgeTrigger(_GraphTrigger):
         )
         return pgtrigger.Condition(f"{old} IS DISTINCT FROM {new} AND NOT ({legal})")
 
-    def get_func(self, model: type[models.Model]) -> str:
+    def get_func(self, model: Any) -> str:
         column = self.graph(model).field.column
         message = f'\'{model._meta.db_table} cannot go from % to %\', OLD."{column}", NEW."{column}"'
         return self.refusal(model, message)

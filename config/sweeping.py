@@ -288,6 +288,6 @@ def check_sweeps(**_kwargs: Any) -> list[CheckMessage]:
             errors.append(Error(f"SWEEPS: {name}: {error}", id="config.E006"))
         if not croniter.is_valid(plan["cron"]):
             errors.append(Error(f"SWEEPS: {name}: {plan['cron']!r} is not a cron schedule", id="config.E007"))
-        if plan.get("budget", settings.SWEEP_BUDGET) >= timedelta(seconds=settings.Q_CLUSTER["timeout"]):
+        if plan.get("budget", settings.SWEEP_BUDGET) >= timedelta(seconds=int(str(settings.Q_CLUSTER["timeout"]))):
             errors.append(Error(f"SWEEPS: {name}: the budget must stay below Q_CLUSTER's timeout", id="config.E008"))
     return errors

@@ -49,7 +49,7 @@ class Visit:
         return str(self.page.inner_text("body"))
 
     def login(self, username: str) -> None:
-        self.go("/admin/login/")
+        self.go("/admin/")
         self.page.fill("#id_username", username)
         self.page.fill("#id_password", PASSWORD)
         self.page.click("button[type=submit]")
@@ -64,6 +64,7 @@ def visit(chromium: Any, live_server: Any) -> Iterator[Callable[..., Visit]]:
         context = chromium.new_context(
             locale=locale, color_scheme=scheme, viewport={"width": 1280, "height": 900}, service_workers="block"
         )
+        context.set_default_timeout(8_000)
         contexts.append(context)
         seen = Visit(context.new_page(), live_server.url)
         seen.page.on("console", lambda line: seen.problems.append(line.text) if line.type == "error" else None)

@@ -1,0 +1,29 @@
+"""`make bench`: every benchmark of this folder, each on a database of its own that is dropped afterwards."""
+
+import importlib
+import os
+import pkgutil
+import sys
+
+import django
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    django.setup()
+    from django.db import connection
+
+    import bench
+
+    wanted = sys.argv[1:]
+    name = connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    try:
+        for module in sorted(pkgutil.iter_modules(bench.__path__), key=lambda found: found.name):
+            if module.name != "__main__" and (not wanted or module.name in wanted):
+                importlib.import_module(f"bench.{module.name}").run()
+    finally:
+        connection.creation.destroy_test_db(name, verbosity=0)
+
+
+if __name__ == "__main__":
+    main()
