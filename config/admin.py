@@ -198,7 +198,7 @@ class FailureAdmin(console.ConsoleAdmin):
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, console.ConsoleAdmin):
+class UserAdmin(DjangoUserAdmin, console.ConsoleAdmin):  # type: ignore[misc]
     icon, menu_order = "person", 10
     form, add_form, change_password_form = UserChangeForm, UserCreationForm, AdminPasswordChangeForm
     list_display = ("username", "email", "in_groups", "is_active", "is_staff", "last_login")
@@ -214,7 +214,7 @@ class UserAdmin(DjangoUserAdmin, console.ConsoleAdmin):
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, console.ConsoleAdmin):
+class GroupAdmin(DjangoGroupAdmin, console.ConsoleAdmin):  # type: ignore[misc]
     icon, menu_order = "groups", 20
     change_form_outer_before_template = None
 

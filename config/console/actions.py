@@ -61,11 +61,13 @@ def confirmed_action(
         keys = _confirmed_keys(model_admin, request) if confirmed else _selected_keys(queryset)
         if len(keys) > LIMIT:
             text = _("More than %(limit)s rows are selected: narrow the filter.") % {"limit": f"{LIMIT:,}"}
-            return messages.error(request, text)
+            messages.error(request, text)
+            return None
         if not confirmed or (form is not None and not form.is_valid()):
             return _ask(model_admin, request, keys, form)
         reason = form.cleaned_data["reason"] if form else ""
-        return _tell(request, description, _execute(model_admin, request, keys, reason))
+        _tell(request, description, _execute(model_admin, request, keys, reason))
+        return None
 
     def _ask(model_admin: Any, request: HttpRequest, keys: list[Any], form: forms.Form | None) -> HttpResponse:
         shown = model_admin.get_queryset(request).filter(pk__in=keys[:SHOWN]).order_by("pk")

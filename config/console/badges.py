@@ -74,7 +74,8 @@ def colour_errors(model_admin: Any) -> list[CheckMessage]:
     states = [state for name in state_fields(model) for state in graph(model, name).states]
     missing = [state for state in states if state not in colours]
     unknown = sorted({tone for tone in colours.values() if tone not in TONES})
-    name, errors = type(model_admin).__name__, []
+    name = type(model_admin).__name__
+    errors: list[CheckMessage] = []
     if missing:
         errors.append(Error(f"{name}.state_colours: no colour for {', '.join(missing)}", obj=model, id="config.E010"))
     if unknown:

@@ -86,8 +86,8 @@ class ConsoleAdmin(ModelAdmin):
     list_filter_sheet = True
     list_fullwidth = True
     warn_unsaved_form = True
-    change_form_outer_before_template = "admin/console/liveness.html"
-    change_form_outer_after_template = "admin/console/timeline.html"
+    change_form_outer_before_template: str | None = "admin/console/liveness.html"
+    change_form_outer_after_template: str | None = "admin/console/timeline.html"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return not self.read_only and super().has_add_permission(request)

@@ -99,7 +99,7 @@ def _launch_keeper(home: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         while (verdict := process.stdout.readline().strip()).startswith("note: "):
-            print(verdict, file=sys.stderr)
+            sys.stderr.write(f"{verdict}\n")
     if verdict != "ready":
         log = home / "postgres.log"
         raise ServerUnavailable(verdict or f"the keeper of {home / 'postgres'} ended without a word; see {log}")

@@ -1,6 +1,7 @@
 """Django's PostgreSQL backend on the embedded server. DATABASES needs ENGINE "config.embedded", NAME and DATA_DIR."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -12,10 +13,10 @@ from config.embedded.keeper import RECOVERY
 
 
 class DatabaseClient(client.DatabaseClient):
-    def runshell(self, parameters: list[str]) -> None:
+    def runshell(self, parameters: Iterable[str]) -> None:
         self.connection.ensure_connection()
         type(self).executable_name = str(embedded.install_dir() / "bin" / "psql")
-        super().runshell(parameters)
+        super().runshell(list(parameters))
 
 
 class DatabaseWrapper(base.DatabaseWrapper):

@@ -184,9 +184,8 @@ class Account:
             os.setxattr(directory, ACL, struct.pack("<I", 2) + packed)
         except OSError:
             return
-        tell(
-            f"note: {directory} may now be passed through by user {self.name} (undo: setfacl -x u:{self.name} {directory})"
-        )
+        undo = f"setfacl -x u:{self.name} {directory}"
+        tell(f"note: {directory} may now be passed through by user {self.name} (undo: {undo})")
 
 
 def owner_of(path: Path) -> tuple[int, int] | None:
@@ -306,11 +305,11 @@ class Server:
         process = self.account.popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         output, _ = process.communicate(feed)
         if process.returncode or "ERROR:" in output:
-            print(output, file=sys.stderr)
+            sys.stderr.write(f"{output}\n")
             raise Refusal(self.failure(output))
 
     def launch(self) -> int:
-        """Access is by file system: no network, and a socket in a directory only the server's user and root can enter."""
+        """Access is by file system: no network, a socket in a directory only the server's user and root can enter."""
         options = {
             "listen_addresses": "",
             "port": "5432",
@@ -404,14 +403,17 @@ def main() -> None:
     try:
         fcntl.lockf(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return tell("ready")  # another keeper was faster
+        tell("ready")  # another keeper was faster
+        return
     try:
         server = Server(home, install)
         pid = server.start()
     except Refusal as refusal:
-        return tell(str(refusal))
+        tell(str(refusal))
+        return
     except OSError as error:
-        return tell(f"PostgreSQL cannot start in {home / 'postgres'}: {error}")
+        tell(f"PostgreSQL cannot start in {home / 'postgres'}: {error}")
+        return
     tell("ready")
     os.dup2(2, 1)
     keep(server, users, pid)

@@ -271,7 +271,7 @@ def test_history_leads_to_the_timeline(boss: Client) -> None:
     assert answer.url == reverse("admin:config_sweeprun_change", args=[run.pk]) + "#timeline"
 
 
-class Kettle(models.Model):
+class Kettle(models.Model):  # noqa: DJ008
     status = FSMField(default="cold", choices=[("cold", "Cold"), ("hot", "Hot")])
     liveness = {"cold": SimpleNamespace()}
 

@@ -137,7 +137,8 @@ def test_starts_at_the_first_connection_and_stops_after_the_last_process(home, c
     assert not home.exists()
     assert first.ask("SELECT current_database() || ' ' || current_user") == "signalbox signalbox"
     assert first.ask("SELECT rolsuper::text FROM pg_roles WHERE rolname = current_user") == "false"
-    durable = "SELECT current_setting('fsync') || current_setting('synchronous_commit') || current_setting('listen_addresses')"
+    settings = ("fsync", "synchronous_commit", "listen_addresses")
+    durable = "SELECT " + " || ".join(f"current_setting('{name}')" for name in settings)
     assert first.ask(durable) == "onon"
     first.leave()
     until(lambda: gone(home))
