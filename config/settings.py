@@ -235,6 +235,7 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
 ]
 LOGIN_URL = reverse_lazy("admin:login")
+LOGIN_REDIRECT_URL = reverse_lazy("admin:index")
 
 
 # --- security ----------------------------------------------------------------------------------------------------
@@ -255,7 +256,7 @@ CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [SELF],
         # The admin's Alpine.js evaluates its attributes; scripts themselves come only from here.
-        "script-src": [SELF, UNSAFE_EVAL, UNSAFE_INLINE],
+        "script-src": [SELF, UNSAFE_EVAL],
         "style-src": [SELF, UNSAFE_INLINE],
         "img-src": [SELF, "data:"],
         "font-src": [SELF, "data:"],
