@@ -22,6 +22,7 @@ class SignalboxConfig(AppConfig):
         "operator": [
             "config.view_sweeprun",
             "config.view_decision",
+            "config.view_bulkaction",
             "config.see_all_tenants",
             "config.view_metrics",
             "config.view_integrity",
@@ -31,6 +32,7 @@ class SignalboxConfig(AppConfig):
         "viewer": [
             "config.view_sweeprun",
             "config.view_decision",
+            "config.view_bulkaction",
             "config.see_all_tenants",
             "config.view_metrics",
             "config.view_integrity",

@@ -352,10 +352,12 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 # its sweeps.py>. The check in config/sweeping.py refuses to start when a model relies on a sweep missing here.
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
+    "config.run_bulk_actions": {"cron": MINUTE},
     "devices.mark_silent_pcs": {"cron": MINUTE},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
+BULK_ACTIONS_KEPT = timedelta(days=90)
 
 
 # --- domain knobs ------------------------------------------------------------------------------------------------

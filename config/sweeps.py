@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
-from config.models import IdempotencyKey, SweepRun, ThrottleWindow
+from config.models import BulkAction, IdempotencyKey, SweepRun, ThrottleWindow
 from config.sweeping import Sweep
 
 
@@ -18,9 +18,17 @@ def purge_expired(sweep: Sweep) -> None:
         IdempotencyKey.objects.filter(created_at__lt=sweep.now - settings.IDEMPOTENCY_WINDOW),
         ThrottleWindow.objects.filter(window_start__lt=sweep.now - timedelta(days=2)),
         SweepRun.objects.filter(started_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
+        BulkAction.objects.filter(ended_at__lt=sweep.now - settings.BULK_ACTIONS_KEPT),
         Task.objects.filter(stopped__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
     ):
         _delete(sweep, rows)
+
+
+def run_bulk_actions(sweep: Sweep) -> None:
+    """What operators asked for on many rows at once."""
+    from config.console.bulk import work_off
+
+    work_off(sweep)
 
 
 def _delete(sweep: Sweep, rows: models.QuerySet[Any]) -> None:
