@@ -45,6 +45,22 @@ class SweepRun(models.Model):
         return f"{self.name} {self.started_at:%Y-%m-%d %H:%M:%S}"
 
 
+class IntegrityReading(models.Model):
+    """How many rows broke an invariant at a time: what the trend on the integrity page is drawn from."""
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.TextField()
+    count = models.IntegerField()
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "integrity_readings"
+        indexes = [models.Index(fields=["name", "-measured_at"], name="integrity_readings_latest")]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.count}"
+
+
 class Nudge(models.Model):
     """Whether a tick of the sweep is asked for and not yet begun, so a thousand commits ask once."""
 

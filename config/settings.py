@@ -352,6 +352,7 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 # its sweeps.py>. The check in config/sweeping.py refuses to start when a model relies on a sweep missing here.
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
+    "config.measure_integrity": {"cron": FIVE_MINUTES},
     "config.run_bulk_actions": {"cron": MINUTE},
     "devices.mark_silent_pcs": {"cron": MINUTE},
 }

@@ -6,7 +6,8 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
-from config.models import BulkAction, IdempotencyKey, SweepRun, ThrottleWindow
+from config.integrity import keep_readings
+from config.models import BulkAction, IdempotencyKey, IntegrityReading, SweepRun, ThrottleWindow
 from config.sweeping import Sweep
 
 
@@ -19,9 +20,16 @@ def purge_expired(sweep: Sweep) -> None:
         ThrottleWindow.objects.filter(window_start__lt=sweep.now - timedelta(days=2)),
         SweepRun.objects.filter(started_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
         BulkAction.objects.filter(ended_at__lt=sweep.now - settings.BULK_ACTIONS_KEPT),
+        IntegrityReading.objects.filter(measured_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
         Task.objects.filter(stopped__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
     ):
         _delete(sweep, rows)
+
+
+def measure_integrity(sweep: Sweep) -> None:
+    """The report, kept for its trend. What is broken is shown on the page and in the metrics, not mended here."""
+    readings = keep_readings(sweep.now)
+    sweep.counts.update(measured=len(readings), broken=sum(bool(reading.count) for reading in readings))
 
 
 def run_bulk_actions(sweep: Sweep) -> None:

@@ -1,6 +1,7 @@
 """The admin's own promises."""
 
 from collections import Counter
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from config.admin import SweepRunAdmin
 from config.console import badges, base, panels
 from config.console.actions import BATCH
 from config.errors import Conflict
-from config.models import BulkAction, Canary, Decision, SweepRun
+from config.models import BulkAction, Canary, Decision, IntegrityReading, SweepRun
 
 pytestmark = pytest.mark.django_db
 CHANGELIST = "admin:config_sweeprun_changelist"
@@ -141,6 +142,17 @@ def test_heal_asks_first_then_mends_and_leaves_an_audit_row(boss: Client, idle_u
     assert "roused 30" in boss.post(url, follow=True).content.decode()
     assert not User.objects.filter(is_active=False).exists()
     assert LogEntry.objects.get().change_message == ('{"action": "heal users_are_active", "details": {"roused": 30}}')
+
+
+def test_integrity_page_shows_the_course_and_the_heals(boss: Client, idle_users: list[int]) -> None:
+    now = timezone.now()
+    for hours, count in ((5, 0), (3, 12), (1, 30)):
+        IntegrityReading.objects.create(name="users_are_active", count=count, measured_at=now - timedelta(hours=hours))
+    assert integrity.trends(now) == {"users_are_active": [0, 12, 30]}
+    boss.post(reverse("admin:integrity_heal", args=["users_are_active"]))
+    page = boss.get(reverse("admin:integrity")).content.decode()
+    assert 'class="sb-spark' in page
+    assert "boss: heal users_are_active" in page and "roused: 30" in page
 
 
 def test_viewer_reads_the_integrity_page_and_may_not_heal(looker: Client, idle_users: list[int]) -> None:
