@@ -56,7 +56,12 @@ class Refusal(Exception):
 
 def open_lock(path: Path) -> int:
     """Open a lock file only its directory's owner can open: a stranger's shared lock would keep the server for ever."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return open_private(path, os.O_RDWR)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open or create for the directory's owner alone, also when root does it: the owner may come next."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.fchown(fd, owner.st_uid, owner.st_gid)
@@ -386,7 +391,7 @@ def detach(log: Path) -> None:
     os.umask(0o077)
     if log.exists() and log.stat().st_size > LOG_LIMIT:
         log.replace(log.with_suffix(".log.1"))
-    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), 2)
+    os.dup2(open_private(log, os.O_WRONLY | os.O_APPEND), 2)
 
 
 def tell(verdict: str) -> None:
