@@ -315,10 +315,13 @@ class Server:
 
     def launch(self) -> int:
         """Access is by file system: no network, a socket in a directory only the server's user and root can enter."""
+        directory = self.socket_directory()
+        # A killed postmaster's, whose pid still counts for PostgreSQL until somebody collects the zombie.
+        (directory / f"{SOCKET}.lock").unlink(missing_ok=True)
         options = {
             "listen_addresses": "",
             "port": "5432",
-            "unix_socket_directories": str(self.socket_directory()),
+            "unix_socket_directories": str(directory),
             "unix_socket_permissions": "0700",
             "lc_messages": "C",  # base.py reads two of the messages
             "logging_collector": "off",
