@@ -343,6 +343,7 @@ Q_CLUSTER = {
     "poll": 0.2,
     "guard_cycle": 0.5,
     "label": "Background work",
+    "broker_class": f"config.supervisor.broker.{'LaneRedis' if REDIS_URL else 'LaneORM'}",
     **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
 }
 
