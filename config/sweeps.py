@@ -6,12 +6,12 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
-from config.models import IdempotencyKey, SweepRun, ThrottleWindow
+from config.models import Canary, IdempotencyKey, SweepRun, ThrottleWindow
 from config.sweeping import Sweep
 
 
 def purge_expired(sweep: Sweep) -> None:
-    """Idempotency keys past their window, old throttle windows, old sweep runs, django-q2's kept failures."""
+    """Old idempotency keys, throttle windows, sweep runs, results of django-q2, canaries of machines long gone."""
     from django_q.models import Task
 
     for rows in (
@@ -19,6 +19,7 @@ def purge_expired(sweep: Sweep) -> None:
         ThrottleWindow.objects.filter(window_start__lt=sweep.now - timedelta(days=2)),
         SweepRun.objects.filter(started_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
         Task.objects.filter(stopped__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
+        Canary.objects.filter(asked_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
     ):
         _delete(sweep, rows)
 
