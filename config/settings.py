@@ -130,6 +130,7 @@ def secret_key() -> str:
 
 DEBUG = env("DEBUG", boolean, False)
 DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
+DATABASE = env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR})
 SECRET_KEY = secret_key()
 PORT = env("PORT", whole(1, 65535), 8000)
 WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
@@ -210,7 +211,7 @@ TEMPLATES = [
 # One connection per thread for good: reconnecting costs django-q2 a factor of ten. No pool: it does not survive fork().
 DATABASES = {
     "default": {
-        **env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR}),
+        **DATABASE,
         "CONN_MAX_AGE": None,
         "CONN_HEALTH_CHECKS": True,
     }

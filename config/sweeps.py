@@ -7,12 +7,12 @@ from django.conf import settings
 from django.db import models
 
 from config.integrity import keep_readings
-from config.models import BulkAction, IdempotencyKey, IntegrityReading, SweepRun, ThrottleWindow
+from config.models import BulkAction, Canary, IdempotencyKey, IntegrityReading, SweepRun, ThrottleWindow
 from config.sweeping import Sweep
 
 
 def purge_expired(sweep: Sweep) -> None:
-    """Idempotency keys past their window, old throttle windows, old sweep runs, django-q2's kept failures."""
+    """Old idempotency keys, throttle windows, sweep runs, results of django-q2, canaries of machines long gone."""
     from django_q.models import Task
 
     for rows in (
@@ -22,6 +22,7 @@ def purge_expired(sweep: Sweep) -> None:
         BulkAction.objects.filter(ended_at__lt=sweep.now - settings.BULK_ACTIONS_KEPT),
         IntegrityReading.objects.filter(measured_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
         Task.objects.filter(stopped__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
+        Canary.objects.filter(asked_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
     ):
         _delete(sweep, rows)
 

@@ -21,6 +21,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from config.embedded.keeper import open_private
 
 LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
+ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 DEMO_APPLICATION = "demo"
 CLIENT = "demo-client"
 # Everything a person trying the API may want; a device agent speaks for one PC and gets a client of its own.
@@ -47,10 +48,10 @@ def take_lock(directory: Path) -> int:
 
 
 def addresses() -> list[str]:
-    """Where to listen follows ALLOWED_HOSTS: while only loopback names are answered, nobody else need reach the port."""
-    everywhere = not set(settings.ALLOWED_HOSTS) <= LOOPBACK
-    wanted = [(socket.AF_INET, "0.0.0.0" if everywhere else "127.0.0.1"), (socket.AF_INET6, "::" if everywhere else "::1")]
-    return [address for family, address in wanted if _exists(family, address)]
+    """Where to listen follows ALLOWED_HOSTS: while only loopback names are answered, nobody else need reach us."""
+    local = set(settings.ALLOWED_HOSTS) <= LOOPBACK
+    wanted = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"} if local else ANYWHERE
+    return [address for family, address in wanted.items() if _exists(family, address)]
 
 
 def _exists(family: int, address: str) -> bool:

@@ -62,7 +62,7 @@ class Command(BaseCommand):
 
 
 class Pulse:
-    """What `up` does between two looks at its children: carry out the watch's verdict, and announce when all is ready."""
+    """Between two looks at the children: carry out the watch's verdict, and announce when all is ready."""
 
     def __init__(
         self, command: BaseCommand, port: int, cluster: Child | None, watch: Watch, facts: list[tuple[str, str]]
