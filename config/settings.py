@@ -352,6 +352,8 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
     "devices.mark_silent_pcs": {"cron": MINUTE},
+    "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
+    "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
