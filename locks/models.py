@@ -4,7 +4,8 @@ from typing import Any
 
 from django.db import models
 from django.db.models import Case, ExpressionWrapper, F, Func, Q, Value, When
-from django.db.models.functions import Coalesce, Now
+from django.db.models.functions import Coalesce, Length, Now
+from django.db.models.lookups import GreaterThan, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 from django_fsm import FSMField, transition
 from uuid_utils.compat import uuid7
@@ -43,9 +44,7 @@ class Branch(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     name = models.TextField(_("name"), unique=True)
-    state = FSMField(
-        _("state"), choices=State.choices, default=State.ACTIVE, db_default=State.ACTIVE, max_length=20, protected=True
-    )
+    state = FSMField(_("state"), choices=State.choices, default=State.ACTIVE, max_length=20, protected=True)
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
     indexing_started_at = models.DateTimeField(_("indexing started"), null=True, blank=True)
     indexing_completed_at = models.DateTimeField(_("indexing completed"), null=True, blank=True)
@@ -106,12 +105,21 @@ NOW = Now()
 
 
 def seconds(number: Any) -> Func:
-    return Func(number, function="make_interval", template="%(function)s(secs => %(expressions)s)",
-                output_field=models.DurationField())
+    return Func(
+        number,
+        function="make_interval",
+        template="%(function)s(secs => %(expressions)s)",
+        output_field=models.DurationField(),
+    )
 
 
 def truth(condition: Q) -> Any:
     return ExpressionWrapper(condition, output_field=models.BooleanField())
+
+
+def length_within(name: str, most: int) -> Q:
+    """NULL or 1 to `most` characters: bounds what the exclusion's index has to hold."""
+    return Q(**{f"{name}__isnull": True}) | Q(GreaterThan(Length(name), 0), LessThanOrEqual(Length(name), most))
 
 
 class LockQuerySet(models.QuerySet["BranchLock"]):
@@ -188,9 +196,7 @@ class BranchLock(models.Model):
     heartbeat_expired: bool
     heartbeat_health: str | None
 
-    id = models.UUIDField(
-        primary_key=True, default=uuid7, editable=False, db_default=Func(function="gen_random_uuid")
-    )
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False, db_default=Func(function="gen_random_uuid"))
     branch = models.ForeignKey(Branch, models.PROTECT, related_name="locks", verbose_name=_("branch"), db_index=False)
     lock_type = models.TextField(_("type"), choices=LockType.choices)
     lock_scope = models.TextField(_("scope"), choices=Scope.choices)
@@ -210,9 +216,7 @@ class BranchLock(models.Model):
     auto_release_enabled = models.BooleanField(_("auto-release"), default=True, db_default=True)
     lock_delay = models.FloatField(_("delay after expiry"), default=0, db_default=0)
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
-    state = FSMField(
-        _("state"), choices=State.choices, default=State.ACTIVE, db_default=State.ACTIVE, max_length=20, protected=True
-    )
+    state = FSMField(_("state"), choices=State.choices, default=State.ACTIVE, max_length=20, protected=True)
     released_at = models.DateTimeField(_("ended"), null=True, blank=True)
     released_by = models.TextField(_("ended by"), null=True, blank=True)
     expired_at = models.DateTimeField(_("instant of expiry"), null=True, blank=True)
@@ -236,7 +240,8 @@ class BranchLock(models.Model):
             ("administer_locks", "Can force-unlock, take MANUAL locks and act on others' locks"),
         ]
         triggers = [*state_triggers("state"), FenceOnGrant(name="fence_on_grant"), SilentAfter(name="silent_after")]
-        # Exclusion itself is the constraint branch_locks_exclusive of the first migration: ranges over expressions.
+        # The exclusion itself is branch_locks_exclusive of the first migration: ranges over expressions, which Django
+        # cannot declare without the extensions we may not need.
         constraints = [
             models.CheckConstraint(
                 name="branch_locks_scope_fits",
@@ -254,6 +259,10 @@ class BranchLock(models.Model):
                 name="branch_locks_limits",
                 condition=Q(heartbeat_interval__range=(0, 3600)) & Q(lock_delay__range=(0, 60)) & ~Q(reason=""),
             ),
+            models.CheckConstraint(
+                name="branch_locks_lengths",
+                condition=length_within("resource_type", TYPE) & length_within("resource_id", RESOURCE),
+            ),
         ]
         indexes = [
             models.Index(
@@ -262,7 +271,8 @@ class BranchLock(models.Model):
                 name="branch_locks_held",
             ),
             models.Index(
-                fields=["expires_at"], condition=Q(state="active", auto_release_enabled=True),
+                fields=["expires_at"],
+                condition=Q(state="active", auto_release_enabled=True),
                 name="branch_locks_by_expiry",
             ),
             models.Index(
@@ -333,12 +343,8 @@ class LockEvent(models.Model):
         triggers = append_only("branch_lock_events", deletable=HEARTBEATS_KEPT)
         indexes = [
             models.Index(fields=["lock", "id"], name="branch_lock_events_of_lock"),
-            models.Index(
-                fields=["lock", "-id"], condition=Q(kind="HEARTBEAT"), name="branch_lock_events_beats"
-            ),
-            models.Index(
-                fields=["branch", "-id"], condition=~Q(kind="HEARTBEAT"), name="branch_lock_events_of_branch"
-            ),
+            models.Index(fields=["lock", "-id"], condition=Q(kind="HEARTBEAT"), name="branch_lock_events_beats"),
+            models.Index(fields=["branch", "-id"], condition=~Q(kind="HEARTBEAT"), name="branch_lock_events_of_branch"),
         ]
 
     def __str__(self) -> str:
@@ -374,10 +380,13 @@ class LockWaiter(models.Model):
     lock_scope = models.TextField(_("scope"), choices=Scope.choices)
     resource_type = models.TextField(_("resource type"), null=True)
     resource_id = models.TextField(_("resource"), null=True)
-    terms: Any = models.JSONField(_("terms"), default=dict)
+    terms: Any = models.JSONField(_("terms"), default=dict, db_default={})
     idempotency_key = models.TextField(null=True)
     state = FSMField(
-        _("state"), choices=State.choices, default=State.WAITING, db_default=State.WAITING, max_length=20,
+        _("state"),
+        choices=State.choices,
+        default=State.WAITING,
+        max_length=20,
         protected=True,
     )
     created_at = models.DateTimeField(_("queued"), db_default=Now())

@@ -13,14 +13,23 @@ HEARTBEATS_KEPT = """OLD.kind = 'HEARTBEAT' AND 100 <= (
 
 
 class FenceOnGrant(pgtrigger.Trigger):
-    """Every grant, by whatever hand, takes the branch's next fence. The row lock it needs also orders bare INSERTs."""
+    """Every grant takes the branch's next fence; one given by hand lifts the branch to it.
+
+    Either way the branch's row is locked, so a bare INSERT too waits for gated writes in flight.
+    """
 
     when = pgtrigger.Before
     operation = pgtrigger.Insert
+    declare = [("asked", "bigint"), ("granted", "bigint")]
 
     def get_func(self, model: Any) -> str:
         return """
-            UPDATE branches SET fence = fence + 1 WHERE id = NEW.branch_id RETURNING fence INTO NEW.fence;
+            -- A variable of its own: in RETURNING, PostgreSQL 18 reads NEW as the updated row.
+            asked := NEW.fence;
+            UPDATE branches SET fence = CASE WHEN asked > 0 THEN greatest(fence, asked) ELSE fence + 1 END
+             WHERE id = NEW.branch_id
+            RETURNING CASE WHEN asked > 0 THEN asked ELSE fence END INTO granted;
+            NEW.fence := granted;
             RETURN NEW;
         """
 
@@ -38,24 +47,27 @@ class FenceOnlyGrows(pgtrigger.Trigger):
 
 
 class SilentAfter(pgtrigger.Trigger):
-    """Keeps silent_after an instant before which the lock cannot be silent for too long.
+    """Keeps silent_after at or before the instant from which the lock counts as silent, for the sweep's index.
 
-    A heartbeat moves the true instant away and leaves the column (and so every index: the update stays HOT); only
-    what brings it nearer, or a first value, is written. The sweep moves it on when it comes by.
+    A heartbeat moves that instant away but mostly leaves the column (so the update stays HOT): it is written when it
+    would be too late, or more than 1.5 intervals too early. So a lock that beats never comes up in the sweep.
     """
 
     when = pgtrigger.Before
     operation = pgtrigger.Insert | pgtrigger.Update
+    declare = [("silent_at", "timestamptz")]
 
     def get_func(self, model: Any) -> str:
         return """
             IF NEW.heartbeat_interval = 0 THEN
                 NEW.silent_after := NULL;
-            ELSE
-                NEW.silent_after := least(
-                    NEW.silent_after,
-                    coalesce(NEW.last_heartbeat, NEW.locked_at)
-                        + make_interval(secs => 3 * NEW.heartbeat_interval));
+                RETURN NEW;
+            END IF;
+            silent_at := coalesce(NEW.last_heartbeat, NEW.locked_at)
+                + make_interval(secs => 3 * NEW.heartbeat_interval);
+            IF NEW.silent_after IS NULL OR NEW.silent_after > silent_at
+               OR NEW.silent_after < silent_at - make_interval(secs => 1.5 * NEW.heartbeat_interval) THEN
+                NEW.silent_after := silent_at;
             END IF;
             RETURN NEW;
         """

@@ -16,7 +16,7 @@ from locks.services.holding import (
     set_branch_state,
 )
 from locks.services.indexing import complete_indexing, guess_types, indexing_locks, start_indexing
-from locks.services.refusals import Locked, LockConflict, LockGone, StaleFence
+from locks.services.refusals import LockConflict, Locked, LockGone, StaleFence
 from locks.services.waiting import acquire_lock
 
 __all__ = [

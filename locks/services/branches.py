@@ -56,9 +56,15 @@ def move(branch: Branch, target: str, actor: str, reason: str) -> None:
 
 
 def mark_indexing(branch: Branch, service: str | None, *, completed: bool) -> None:
-    times = {"indexing_completed_at": Now()} if completed else {
-        "indexing_started_at": Now(), "indexing_completed_at": Value(None), "indexing_service": Value(service),
-    }
+    times = (
+        {"indexing_completed_at": Now()}
+        if completed
+        else {
+            "indexing_started_at": Now(),
+            "indexing_completed_at": Value(None),
+            "indexing_service": Value(service),
+        }
+    )
     Branch.objects.filter(pk=branch.pk).update(**times)
 
 
@@ -66,5 +72,3 @@ def duration(branch: Branch) -> float | None:
     if branch.indexing_started_at is None or branch.indexing_completed_at is None:
         return None
     return (branch.indexing_completed_at - branch.indexing_started_at).total_seconds()
-
-

@@ -257,9 +257,7 @@ FORCE = END.format(at="NULL", still="true", kind="'FORCE_RELEASED'")
 def expire_locks(branches: Collection[Branch], ids: Collection[Any], *, how: str) -> list[BranchLock]:
     """Write down the expiry of those that are expired indeed. The caller holds the branches' rows."""
     keys, said = [branch.pk for branch in branches], json.dumps({"by": how})
-    ended = list(
-        BranchLock.objects.raw(EXPIRE, [BranchLock.State.EXPIRED, SYSTEM, list(ids), keys, SYSTEM, "", said])
-    )
+    ended = list(BranchLock.objects.raw(EXPIRE, [BranchLock.State.EXPIRED, SYSTEM, list(ids), keys, SYSTEM, "", said]))
     if ended:
         LockWaiter.objects.filter(
             lock__in=[lock.pk for lock in ended], state=LockWaiter.State.GRANTED, claimed_at=None
@@ -321,12 +319,16 @@ def claim(waiter: LockWaiter) -> BranchLock | None:
     """The granted lock with the terms asked for, or None when it came too late."""
     request = LockRequest(**waiter.terms)
     beating = {"last_heartbeat": Now()} if request.interval else {}
-    claimed = BranchLock.objects.active().filter(pk=waiter.lock_id, expires_at__gte=Now()).update(
-        expires_at=F("locked_at") + seconds(request.ttl),
-        heartbeat_interval=request.interval,
-        auto_release_enabled=request.auto_release_enabled,
-        lock_delay=request.lock_delay,
-        **beating,
+    claimed = (
+        BranchLock.objects.active()
+        .filter(pk=waiter.lock_id, expires_at__gte=Now())
+        .update(
+            expires_at=F("locked_at") + seconds(request.ttl),
+            heartbeat_interval=request.interval,
+            auto_release_enabled=request.auto_release_enabled,
+            lock_delay=request.lock_delay,
+            **beating,
+        )
     )
     LockWaiter.objects.filter(pk=waiter.pk).update(claimed_at=Now())
     return BranchLock.objects.clocked().select_related("branch").get(pk=waiter.lock_id) if claimed else None

@@ -122,9 +122,7 @@ BEAT_TYPED = (
 
 
 @transaction.atomic
-def extend_lock(
-    lock_id: Any, fence: int, hours: float, reason: str, actor: str, *, admin: bool = False
-) -> BranchLock:
+def extend_lock(lock_id: Any, fence: int, hours: float, reason: str, actor: str, *, admin: bool = False) -> BranchLock:
     take_branches([held(lock_id).branch_id])
     lock = BranchLock.objects.clocked().select_for_update(of=("self",), no_key=True).get(pk=lock_id)
     authorize(lock, fence, actor, admin)
@@ -177,9 +175,7 @@ def set_branch_state(name: str, state: str, actor: str, reason: str) -> Branch:
 
 def reap(ids: Collection[Any], run_id: UUID | None = None) -> dict[str, int]:
     """One page of a sweep. A busy branch is left for whoever holds it or for the next tick."""
-    branches = take_branches(
-        BranchLock.objects.filter(pk__in=ids).values_list("branch_id", flat=True), skip_busy=True
-    )
+    branches = take_branches(BranchLock.objects.filter(pk__in=ids).values_list("branch_id", flat=True), skip_busy=True)
     ended = expire_locks(branches, ids, how="sweep") if branches else []
     decisions.record(
         decisions.decide(
@@ -199,13 +195,10 @@ def postpone_silence(ids: Collection[Any]) -> None:
     """Those that were heard of since: the trigger puts the bound where it belongs now."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE branch_locks SET silent_after = NULL"
-            f" WHERE id = ANY(%s) AND state = 'active' AND NOT {SILENT}",
+            f"UPDATE branch_locks SET silent_after = NULL WHERE id = ANY(%s) AND state = 'active' AND NOT {SILENT}",
             [list(ids)],
         )
 
 
 def drop_overdue_waiters(ids: Collection[int]) -> int:
     return LockWaiter.objects.overdue().filter(pk__in=ids).update(state=LockWaiter.State.GONE)
-
-

@@ -62,9 +62,7 @@ def _start(
     blockers: dict[Any, BranchLock] = {}
     refused: LockConflict | None = None
     for kind in wanted:
-        request = LockRequest(
-            name, LockType.INDEXING, scope, client, reason, resource_type=kind, source=service
-        )
+        request = LockRequest(name, LockType.INDEXING, scope, client, reason, resource_type=kind, source=service)
         if not admits(branch, scope):
             refused = note_conflict(branch, request, wrong_state(branch))
             break

@@ -87,8 +87,9 @@ def conflict(blockers: list[BranchLock]) -> LockConflict:
 
 def wrong_state(branch: Branch) -> LockConflict:
     text = f"The branch {branch.name} is {branch.state}."
-    return LockConflict(text, code="branch_state", extra={"conflicts": [], "retry_after": LONGEST_RETRY},
-                        retry_after=LONGEST_RETRY)
+    return LockConflict(
+        text, code="branch_state", extra={"conflicts": [], "retry_after": LONGEST_RETRY}, retry_after=LONGEST_RETRY
+    )
 
 
 def locked(branch: Branch, resource_type: str | None, blockers: list[BranchLock]) -> Locked:

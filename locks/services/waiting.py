@@ -137,8 +137,6 @@ def look(waiter_id: int, request: LockRequest) -> BranchLock | LockConflict | No
         return lock
     if LockWaiter.objects.queued().filter(pk=waiter_id).exists():
         return None
-    if LockWaiter.objects.filter(pk=waiter_id, state=LockWaiter.State.WAITING).update(
-        state=LockWaiter.State.TIMED_OUT
-    ):
+    if LockWaiter.objects.filter(pk=waiter_id, state=LockWaiter.State.WAITING).update(state=LockWaiter.State.TIMED_OUT):
         grant_waiting(branch)
     return note_conflict(branch, request, conflict(in_the_way(branch, request) or ahead(branch, request)))
