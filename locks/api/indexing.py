@@ -34,7 +34,7 @@ def _once(request: Request, key: str, start: Start) -> Response | LockConflict:
                     IdempotencyKey.objects.filter(pk=row_id).delete()
                     return answer
                 return remember(row_id, Response(answer, status=201))
-            first = IdempotencyKey.objects.filter(user_id=request.user.pk, scope=scope, key=key).first()
+            first = IdempotencyKey.objects.filter(user=int(str(request.user.pk)), scope=scope, key=key).first()
         if first is not None:
             return _again(replay(first, mark))
 

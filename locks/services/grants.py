@@ -3,6 +3,8 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.db.models import Q
@@ -75,9 +77,9 @@ def share(one: Any, other: Any) -> bool:
 
 def obstacles(branch: Branch, requests: Sequence[LockRequest]) -> list[BranchLock]:
     """Every lock of the branch that shares something with one of the requests: held ones, else those that delay."""
-    wanted = Q(pk__in=[])
-    for request in requests:
-        wanted |= overlapping(*request.scope)
+    # A whole branch overlaps everything, as an empty Q; but an empty Q vanishes from an OR.
+    parts = [overlapping(*request.scope) for request in requests]
+    wanted = reduce(or_, parts) if all(parts) else Q()
     held = list(BranchLock.objects.active().on(branch.pk).filter(wanted).clocked())
     late = BranchLock.objects.delaying(requests[0].client).on(branch.pk).filter(wanted)
     return [*held, *late]
