@@ -1,9 +1,11 @@
 """Branches, the locks on them, and who waits. Every time is the database's: an application's clock decides nothing."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from django.db import models
-from django.db.models import Case, ExpressionWrapper, F, Func, Q, Value, When
+from django.db.models import Case, Expression, ExpressionWrapper, F, Func, Q, Value, When
 from django.db.models.functions import Coalesce, Length, Now
 from django.db.models.lookups import GreaterThan, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
@@ -124,6 +126,37 @@ def truth(condition: Q) -> Any:
 def length_within(name: str, most: int) -> Q:
     """NULL or 1 to `most` characters: bounds what the exclusion's index has to hold."""
     return Q(**{f"{name}__isnull": True}) | Q(GreaterThan(Length(name), 0), LessThanOrEqual(Length(name), most))
+
+
+class Slot(Expression):
+    """Where a value goes in a queryset that is compiled once."""
+
+    output_field: Any = models.TextField()
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        return "%s", [self]
+
+
+class Compiled:
+    """The SQL of a queryset with slots, built on first use. On the hot paths building it costs more than running it;
+    written by hand instead, the predicates would stand in two places."""
+
+    def __init__(self, make: Callable[[], models.QuerySet[Any]]) -> None:
+        self.make = make
+
+    @cached_property
+    def parts(self) -> tuple[Any, str, list[Any]]:
+        rows = self.make()
+        sql, params = rows.query.sql_with_params()
+        return rows.model, sql, list(params)
+
+    def __call__(self, **values: Any) -> list[Any]:
+        model, sql, params = self.parts
+        return list(model.objects.raw(sql, [values[p.name] if isinstance(p, Slot) else p for p in params]))
 
 
 class LockQuerySet(models.QuerySet["BranchLock"]):

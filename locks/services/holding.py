@@ -10,10 +10,10 @@ from django.db import connection, transaction
 
 from config import decisions
 from config.errors import Forbidden, Invalid, Missing
-from locks.models import Branch, BranchLock, LockEvent, LockWaiter
-from locks.services.branches import PATIENCE, move, take_branch, take_branches
+from locks.models import Branch, BranchLock, Compiled, LockEvent, LockWaiter, Slot
+from locks.services.branches import PATIENCE, move, take_branch, take_branch_of, take_branches
 from locks.services.endings import SILENT
-from locks.services.queue import end_locks, expire_locks, serve
+from locks.services.queue import end_locks, expire_locks, serve_lines
 from locks.services.refusals import LockGone, StaleFence
 
 HOLDERS_TOTAL = timedelta(hours=24)
@@ -21,12 +21,15 @@ ADMINS_TOTAL = timedelta(days=30)
 KEPT_HEARTBEATS = 100
 
 
+HELD = Compiled(lambda: BranchLock.objects.clocked().filter(pk=Slot("id")))
+
+
 def held(lock_id: Any) -> BranchLock:
     """A lock, ended or not, with its clocks read."""
-    lock = BranchLock.objects.clocked().select_related("branch").filter(pk=lock_id).first()
-    if lock is None:
+    found: list[BranchLock] = HELD(id=lock_id)
+    if not found:
         raise Missing("There is no such lock.")
-    return lock
+    return found[0]
 
 
 def authorize(lock: BranchLock, fence: int, actor: str, admin: bool, *, expired_too: bool = False) -> None:
@@ -137,7 +140,7 @@ def extend_lock(lock_id: Any, fence: int, hours: float, reason: str, actor: str,
 
 @transaction.atomic
 def release_lock(lock_id: Any, fence: int, actor: str, *, admin: bool = False, reason: str = "") -> None:
-    branches = take_branches([held(lock_id).branch_id])
+    branches = take_branch_of(lock_id)
     authorize(held(lock_id), fence, actor, admin, expired_too=True)
     end_locks(branches, [lock_id], actor, reason, forced=False)
 
@@ -202,6 +205,5 @@ def drop_overdue_waiters(ids: Collection[int]) -> int:
     overdue = LockWaiter.objects.overdue().filter(pk__in=ids)
     branches = take_branches(overdue.values_list("branch_id", flat=True), skip_busy=True)
     dropped = overdue.filter(branch__in=branches).update(state=LockWaiter.State.GONE)
-    for branch in branches:
-        serve(branch)
+    serve_lines(branches)
     return dropped

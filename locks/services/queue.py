@@ -7,7 +7,7 @@ from typing import Any
 from django.db import connection
 from django.db.models.functions import Now
 
-from locks.models import Branch, BranchLock, LockEvent, LockWaiter, overlapping, seconds
+from locks.models import Branch, BranchLock, Compiled, LockEvent, LockWaiter, Scope, Slot, overlapping, seconds
 from locks.services.branches import take_branches
 from locks.services.endings import end_rows, expire_rows, reactivate
 from locks.services.grants import LockRequest, admits, grant, obstacles, share
@@ -34,10 +34,19 @@ def enqueue(branch: Branch, request: LockRequest, wait_seconds: float) -> LockWa
     return waiter
 
 
+def _line_of(scope: str) -> Compiled:
+    asked = overlapping(scope, Slot("resource_type"), Slot("resource_id"))  # type: ignore[arg-type]
+    return Compiled(lambda: LockWaiter.objects.queued().filter(asked, branch=Slot("branch")).order_by("id")[:1])
+
+
+LINE = {scope: _line_of(scope) for scope in Scope.values}
+
+
 def in_line(branch: Branch, request: LockRequest) -> LockWaiter | None:
     """The first of those who wait for something the request shares."""
-    rows = LockWaiter.objects.queued().filter(overlapping(*request.scope), branch=branch)
-    return rows.order_by("id").first()
+    _scope, resource_type, resource_id = request.scope
+    found = LINE[request.lock_scope](branch=branch.pk, resource_type=resource_type, resource_id=resource_id)
+    return found[0] if found else None
 
 
 def expire_locks(branches: Collection[Branch], ids: Collection[Any], *, how: str) -> list[BranchLock]:
@@ -55,18 +64,18 @@ def end_locks(
     return ended
 
 
+QUEUED = Compiled(lambda: LockWaiter.objects.queued().filter(branch=Slot("branch")).order_by("id"))
+
+
 def serve_lines(branches: Collection[Branch]) -> None:
-    keys = [branch.pk for branch in branches]
-    waited_for = set(LockWaiter.objects.queued().filter(branch__in=keys).values_list("branch_id", flat=True))
     for branch in branches:
-        if branch.pk in waited_for:
-            serve(branch)
+        if waiters := QUEUED(branch=branch.pk):
+            serve(branch, waiters)
 
 
-def serve(branch: Branch) -> None:
+def serve(branch: Branch, waiters: list[LockWaiter]) -> None:
     """First come, first served among those that conflict: whoever is still in line bars the like behind them."""
-    waiters = list(LockWaiter.objects.queued().filter(branch=branch).order_by("id"))
-    expired = list(BranchLock.objects.reapable().on(branch.pk).values_list("pk", flat=True)) if waiters else []
+    expired = list(BranchLock.objects.reapable().on(branch.pk).values_list("pk", flat=True))
     if expired:
         expire_rows([branch], expired, "takeover")
     passed: list[LockWaiter] = []
@@ -75,7 +84,7 @@ def serve(branch: Branch) -> None:
         if not admits(branch, request.lock_scope):
             _answer(waiter, LockWaiter.State.TIMED_OUT)
             continue
-        free = not any(share(waiter, earlier) for earlier in passed) and not obstacles(branch, [request])
+        free = not any(share(waiter, earlier) for earlier in passed) and not obstacles(branch, request)
         passed.append(waiter)
         if free:
             [lock] = grant(branch, [request], LockEvent.Kind.GRANTED, unclaimed=True)

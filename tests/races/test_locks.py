@@ -69,6 +69,14 @@ def in_line(count=1):
     return lambda: LockWaiter.objects.filter(state="waiting").count() >= count
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _let_the_listener_leave():
+    """Its connection would keep the test database from being dropped."""
+    yield
+    if ROOM.listener:
+        ROOM.listener.join()
+
+
 @pytest.fixture
 def beside():
     """Start a function in a thread with a connection of its own; `.result()` waits for it."""
