@@ -327,7 +327,7 @@ class BranchLock(models.Model):
                 condition=Q(idempotency_key__isnull=False),
                 name="branch_locks_by_key",
             ),
-            models.Index(fields=["branch", "-id"], name="branch_locks_of_branch"),
+            models.Index(fields=["branch", "-fence"], name="branch_locks_of_branch"),
         ]
 
     def __str__(self) -> str:
@@ -385,6 +385,7 @@ class LockEvent(models.Model):
         triggers = append_only("branch_lock_events", deletable=HEARTBEATS_KEPT)
         indexes = [
             models.Index(fields=["lock", "id"], name="branch_lock_events_of_lock"),
+            models.Index(fields=["created_at"], condition=Q(kind="CONFLICT"), name="branch_lock_events_conflicts"),
             models.Index(fields=["lock", "-id"], condition=Q(kind="HEARTBEAT"), name="branch_lock_events_beats"),
             models.Index(fields=["branch", "-id"], condition=~Q(kind="HEARTBEAT"), name="branch_lock_events_of_branch"),
         ]

@@ -8,7 +8,6 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
-from config import decisions
 from config.errors import Forbidden, Invalid, Missing
 from locks.models import Branch, BranchLock, Compiled, LockEvent, LockWaiter, Slot
 from locks.services.branches import PATIENCE, move, take_branch, take_branch_of, take_branches
@@ -173,21 +172,11 @@ def set_branch_state(name: str, state: str, actor: str, reason: str) -> Branch:
     return branch
 
 
+@transaction.atomic
 def reap(ids: Collection[Any], run_id: UUID | None = None) -> dict[str, int]:
     """One page of a sweep. A busy branch is left for whoever holds it or for the next tick."""
     branches = take_branches(BranchLock.objects.filter(pk__in=ids).values_list("branch_id", flat=True), skip_busy=True)
-    ended = expire_locks(branches, ids, how="sweep") if branches else []
-    decisions.record(
-        decisions.decide(
-            "a lock out of time blocks nobody",
-            lock,
-            before={"state": "active"},
-            after={"state": "expired"},
-            inputs={"expires_at": lock.expires_at.isoformat(), "heartbeat_interval": lock.heartbeat_interval},
-            run_id=run_id,
-        )
-        for lock in ended
-    )
+    ended = expire_locks(branches, ids, how="sweep", run_id=run_id) if branches else []
     return {"expired": len(ended)} if ended else {}
 
 
@@ -200,6 +189,7 @@ def postpone_silence(ids: Collection[Any]) -> None:
         )
 
 
+@transaction.atomic
 def drop_overdue_waiters(ids: Collection[int]) -> int:
     """Waiters whose process died; the line behind them moves up."""
     overdue = LockWaiter.objects.overdue().filter(pk__in=ids)

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 from django.db import connection
 from django.db.models.functions import Now
@@ -49,8 +50,10 @@ def in_line(branch: Branch, request: LockRequest) -> LockWaiter | None:
     return found[0] if found else None
 
 
-def expire_locks(branches: Collection[Branch], ids: Collection[Any], *, how: str) -> list[BranchLock]:
-    ended = expire_rows(branches, ids, how)
+def expire_locks(
+    branches: Collection[Branch], ids: Collection[Any], *, how: str, run_id: UUID | None = None
+) -> list[BranchLock]:
+    ended = expire_rows(branches, ids, how, run_id)
     serve_lines(branches)
     return ended
 
