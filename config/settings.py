@@ -306,6 +306,9 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "SCHEMA_PATH_PREFIX": r"/api/v1/",
     "ENUM_NAME_OVERRIDES": {
+        "BranchStateEnum": "locks.models.Branch.State",
+        "LockStateEnum": "locks.models.BranchLock.State",
+        "LockScopeEnum": "locks.models.Scope",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
         "ClientErrorEnum": "drf_standardized_errors.openapi_serializers.ClientErrorEnum.choices",
         "ServerErrorEnum": "drf_standardized_errors.openapi_serializers.ServerErrorEnum.choices",
@@ -357,6 +360,8 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "config.measure_integrity": {"cron": FIVE_MINUTES},
     "config.run_bulk_actions": {"cron": MINUTE},
     "devices.mark_silent_pcs": {"cron": MINUTE},
+    "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
+    "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
