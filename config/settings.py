@@ -95,9 +95,10 @@ def rate(text: str) -> tuple[int, int]:
 def database(text: str) -> dict[str, Any]:
     if urlsplit(text).scheme not in ("postgres", "postgresql"):
         raise ValueError("expected postgresql://user:password@host:port/name")
-    parsed = dict(dj_database_url.parse(text))
+    parsed: dict[str, Any] = dict(dj_database_url.parse(text))
     if not parsed.get("NAME"):
         raise ValueError("the database's name is missing")
+    parsed["OPTIONS"] = {"connect_timeout": 10, **parsed.get("OPTIONS", {})}
     return parsed
 
 
