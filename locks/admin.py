@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
@@ -67,22 +67,22 @@ def span(seconds: float) -> str:
     hours, rest = divmod(int(abs(seconds)), 3600)
     minutes, left = divmod(rest, 60)
     if hours:
-        return _now("%(h)d h %(m)d min") % {"h": hours, "m": minutes}
-    return _now("%(m)d min %(s)d s") % {"m": minutes, "s": left} if minutes else _now("%(s)d s") % {"s": left}
+        return gettext("%(h)d h %(m)d min") % {"h": hours, "m": minutes}
+    return gettext("%(m)d min %(s)d s") % {"m": minutes, "s": left} if minutes else gettext("%(s)d s") % {"s": left}
 
 
 def countdown(lock: BranchLock) -> str:
     left = (lock.expires_at - lock.now).total_seconds()
-    return span(left) if left >= 0 else _now("over since %(time)s") % {"time": span(left)}
+    return span(left) if left >= 0 else gettext("over since %(time)s") % {"time": span(left)}
 
 
 def health_pill(lock: BranchLock) -> SafeString | str:
     if lock.released_at:
         return "–"
     if lock.heartbeat_health is None:
-        return pill(_now("no heartbeat"), "", _now("This lock ends at its expiry only."))
+        return pill(gettext("no heartbeat"), "", gettext("This lock ends at its expiry only."))
     silent = span((lock.now - lock.heard_at).total_seconds())
-    why = _now("silent for %(time)s, heartbeat every %(interval)d s") % {
+    why = gettext("silent for %(time)s, heartbeat every %(interval)d s") % {
         "time": silent,
         "interval": lock.heartbeat_interval,
     }
@@ -116,7 +116,7 @@ def named(rows: models.QuerySet[BranchLock]) -> Iterable[str]:
 def event_entry(event: LockEvent) -> Entry:
     icon, tone = KINDS[event.kind]
     said = [f"{name}: {value}" for name, value in event.details.items() if value not in (None, "", [])]
-    fence = [f"{_now('fence')} {event.fence}"] if event.fence is not None else []
+    fence = [f"{gettext('fence')} {event.fence}"] if event.fence is not None else []
     body = " · ".join([*([event.reason] if event.reason else []), *fence, *said])
     return Entry(event.created_at, icon, f"{event.get_kind_display()} · {event.actor}", body, tone)
 
