@@ -98,7 +98,9 @@ def web_arguments(port: int) -> list[str]:
         *binds,
         f"--workers={settings.WEB_WORKERS}",
         "--worker-class=gthread",
-        "--threads=8",
+        # A request that waits for a lock keeps its thread (not its connection) for up to a minute, and whoever would
+        # release that lock needs one too. Threads start as they are needed.
+        "--threads=64",
         "--timeout=60",
         "--graceful-timeout=5",
         "--no-control-socket",
