@@ -18,6 +18,8 @@ Outcome = Literal["accepted", "rejected", "transient", "rate_limited", "config",
 FailureType = Literal["", "network", "outage", "rate_limited", "permanent", "config"]
 Scope = Literal["", "recipient", "message", "sender", "provider"]
 RAW_LENGTH = 500
+# Seconds in which a batch starts its messages; with the longest exchange after it a batch ends within a 2 min lease.
+SEND_BUDGET = 45.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Answer:
     suppress_reason: str = ""
     error_reason: str = ""
     latency_ms: int = 0
+    since: datetime | None = None  # the address is dead since then: one registered again later is not
+    failover: bool = False  # the recipient cannot be reached on KakaoTalk: an SMS may take over
 
     def about(self, message: Outgoing, raw: str, started: float) -> "Answer":
         """With the raw words behind it, masked of the address, and how long it took."""
@@ -63,15 +67,21 @@ class Answer:
 
 class Provider(Protocol):
     name: str
-    concurrency: int  # messages a dispatcher may hand over at once and see sent within SEND_BUDGET
+    concurrency: int  # messages under way at once; more in a batch wait, those unsent after SEND_BUDGET are transient
     idempotent: bool  # a repeat with the same message id is seen once by the recipient
     receipts: bool  # tells later whether the message arrived
 
     def send(self, batch: Sequence[Outgoing]) -> list[Answer]:
         """Never raises; one answer per item, in order."""
 
-    def query(self, message_id: UUID, provider_message_id: str, started_at: datetime) -> Answer | None:
-        """What became of an attempt that ended unknown; None = the provider cannot tell."""
+    def query(
+        self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
+    ) -> Answer | None:
+        """What became of an attempt that ended unknown; None = the provider cannot tell.
+
+        A transient answer with the code `not_found` means that the provider never took it: it may be sent again.
+        Ask a minute or more after the attempt, lists lag. Twilio keeps no id of ours and needs the message itself.
+        """
 
 
 def accepted(provider_message_id: str = "", code: str = "") -> Answer:

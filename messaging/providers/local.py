@@ -24,7 +24,9 @@ class Null:
     def send(self, batch: Sequence[Outgoing]) -> list[Answer]:
         return [accepted(str(message.message_id)) for message in batch]
 
-    def query(self, message_id: UUID, provider_message_id: str, started_at: datetime) -> Answer | None:
+    def query(
+        self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
+    ) -> Answer | None:
         return accepted(str(message_id))
 
 
