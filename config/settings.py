@@ -139,6 +139,7 @@ def secret_key() -> str:
 DEBUG = env("DEBUG", boolean, False)
 DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
 SECRET_KEY = secret_key()
+SECRET_KEY_FALLBACKS = env("SECRET_KEY_FALLBACKS", words, [])
 PORT = env("PORT", whole(1, 65535), 8000)
 WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
 Q_WORKERS = env("Q_WORKERS", whole(1, 64), 4)
@@ -360,6 +361,11 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
     "devices.mark_silent_pcs": {"cron": MINUTE},
+    "messaging.dispatch_due_messages": {"cron": MINUTE, "parallel": 4},
+    "messaging.retry_errored_messages": {"cron": MINUTE},
+    "messaging.resolve_unknown_attempts": {"cron": MINUTE},
+    "messaging.expire_messages": {"cron": FIVE_MINUTES},
+    "messaging.archive_messages": {"cron": FIVE_MINUTES},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
@@ -368,6 +374,24 @@ SWEEP_RUNS_KEPT = timedelta(days=7)
 # --- domain knobs ------------------------------------------------------------------------------------------------
 
 PC_OFFLINE_AFTER = timedelta(seconds=180)
+
+# Messages. Not sent after MESSAGE_LIFE from the later of created_at and scheduled_at: never sent.
+MESSAGE_LIFE = timedelta(hours=24)
+# Longer than any batch takes (a dispatcher's batches end within its task's timeout), so a living call is never doubted.
+MESSAGE_LEASE = timedelta(minutes=3)
+# Accepted by the provider but no receipt; None where no receipt is to be expected and accepted is final.
+RECEIPT_TIMEOUT: dict[str, timedelta | None] = {
+    "push": timedelta(hours=72),
+    "email": None,
+    "sms": timedelta(hours=72),
+    "kakao_talk": timedelta(hours=72),
+    "in_app": timedelta(hours=72),
+}
+CONVERSION_WINDOW = timedelta(days=30)
+FAILED_KEPT = timedelta(days=90)
+CIRCUIT_OPEN = timedelta(minutes=5)
+CIRCUIT_FAILURES = 10
+MESSAGES_KEPT = timedelta(days=730)
 
 
 # --- providers of messages ---------------------------------------------------------------------------------------
