@@ -398,7 +398,7 @@ MESSAGES_KEPT = timedelta(days=730)
 
 # The e-mail services that django-anymail speaks to; their credentials are ANYMAIL_… under its documented names.
 ESPS = (
-    "anymail-amazon_ses", "anymail-brevo", "anymail-mailersend", "anymail-mailgun", "anymail-mailjet",
+    "anymail-brevo", "anymail-mailersend", "anymail-mailgun", "anymail-mailjet",
     "anymail-mailtrap", "anymail-mandrill", "anymail-postal", "anymail-postmark", "anymail-resend", "anymail-scaleway",
     "anymail-sendgrid", "anymail-sparkpost", "anymail-unisender_go",
 )  # fmt: skip
@@ -567,7 +567,7 @@ SOLAPI_FROM = env("SOLAPI_FROM", credential, "")
 SOLAPI_PF_ID = env("SOLAPI_PF_ID", credential, "")
 SOLAPI_WEBHOOK_SECRET = env("SOLAPI_WEBHOOK_SECRET", credential, "")
 PROVIDER_CA_FILE = env("PROVIDER_CA_FILE", ca_file, "")
-PROVIDER_TIMEOUT = env("PROVIDER_TIMEOUT", seconds(0.1, 60), 15.0)
+PROVIDER_TIMEOUT = env("PROVIDER_TIMEOUT", seconds(0.1, 30), 15.0)
 WEBHOOK_ALLOW_PRIVATE = env("WEBHOOK_ALLOW_PRIVATE", boolean, False)
 ANYMAIL = {name[8:]: value for name, value in os.environ.items() if name.startswith("ANYMAIL_") and value.strip()}
 
