@@ -366,6 +366,8 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "messaging.resolve_unknown_attempts": {"cron": MINUTE},
     "messaging.expire_messages": {"cron": FIVE_MINUTES},
     "messaging.archive_messages": {"cron": FIVE_MINUTES},
+    "messaging.deliver_webhooks": {"cron": MINUTE, "budget": timedelta(seconds=30)},
+    "messaging.fold_rollups": {"cron": MINUTE},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)

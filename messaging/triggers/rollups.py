@@ -1,0 +1,161 @@
+"""Roll-ups that cannot disagree with the rows: each statement on messages appends what it changed, summed up.
+
+A message's *signature* is all that the analytics count of it. A statement that changes signatures writes, per distinct
+one, how many messages left it (n < 0) or took it on. These deltas are only ever inserted, so parallel dispatchers never
+wait for each other; a sweep folds them into message_rollups, and readers add up both.
+"""
+
+import pgtrigger
+
+# Neighbouring bounds of the histograms differ by 5 %: ln(1.05).
+LOG_STEP = 0.04879016416943205
+
+COUNTED = (
+    "application_id", "created_at", "channel_type", "kind", "campaign", "status", "sent_at", "received_at",
+    "converted_at", "error_reason", "receipt_implied", "network_retries", "outage_retries", "rate_limited_retries",
+)  # fmt: skip
+LATENCIES = ("send", "receive", "convert", "total")
+SIGNATURE = (
+    "application_id", "hour", "channel_type", "kind", "campaign", "network_retries", "outage_retries",
+    "rate_limited_retries", "status", "sent", "received", "converted", "cancelled",
+    *(f"{name}_bucket" for name in LATENCIES),
+)  # fmt: skip
+SUMS = tuple(f"{name}_us" for name in LATENCIES)
+
+
+def _microseconds(later: str, earlier: str, condition: str = "true") -> str:
+    return (
+        f"CASE WHEN {condition} AND {later} IS NOT NULL AND {earlier} IS NOT NULL"
+        f" THEN GREATEST(0, (date_part('epoch', {later} - {earlier}) * 1e6)::bigint) END"
+    )
+
+
+def signatures(source: str) -> str:
+    """SELECT of signatures and `n` from rows that have the counted columns of messages and `n`."""
+    buckets = ", ".join(
+        f"CASE WHEN {us} < 1 THEN 0 WHEN {us} >= 1 THEN 1 + floor(ln({us}::float8) / {LOG_STEP})::int END AS {name}_bucket"
+        for name, us in zip(LATENCIES, SUMS, strict=True)
+    )
+    return f"""
+        SELECT application_id, date_trunc('hour', created_at, 'UTC') AS hour, channel_type, kind,
+               COALESCE(campaign, '') AS campaign, network_retries, outage_retries, rate_limited_retries, status,
+               sent_at IS NOT NULL AS sent, received_at IS NOT NULL AS received, converted_at IS NOT NULL AS converted,
+               status = 'failed' AND sent_at IS NULL AND error_reason = 'cancelled' AS cancelled,
+               {buckets}, n, {", ".join(f"COALESCE({us}, 0) * n AS {us}" for us in SUMS)}
+          FROM (SELECT *, {_microseconds("sent_at", "created_at")} AS send_us,
+                       {_microseconds("received_at", "sent_at", "NOT receipt_implied")} AS receive_us,
+                       {_microseconds("converted_at", "received_at", "NOT receipt_implied")} AS convert_us,
+                       {_microseconds("converted_at", "created_at")} AS total_us
+                  FROM ({source}) AS counted) AS timed
+    """
+
+
+def summed(source: str) -> str:
+    """The same signatures added up; what cancels out is gone."""
+    changed = " OR ".join(f"sum({name}) <> 0" for name in ("n", *SUMS))
+    return f"""
+        SELECT {", ".join(SIGNATURE)}, sum(n)::bigint AS n, {", ".join(f"sum({us}) AS {us}" for us in SUMS)}
+          FROM ({source}) AS signed GROUP BY {", ".join(SIGNATURE)} HAVING {changed}
+    """
+
+
+def _columns(alias: str) -> str:
+    return ", ".join(f"{alias}.{name}" for name in COUNTED)
+
+
+def _append(source: str) -> str:
+    columns = ", ".join((*SIGNATURE, "n", *SUMS))
+    return f"INSERT INTO message_rollup_deltas ({columns}) {summed(signatures(source))}; RETURN NULL;"
+
+
+ROLLUP_TRIGGERS = [
+    pgtrigger.Trigger(
+        name="rollup_created",
+        level=pgtrigger.Statement,
+        when=pgtrigger.After,
+        operation=pgtrigger.Insert,
+        referencing=pgtrigger.Referencing(new="new_rows"),
+        func=_append(f"SELECT {_columns('w')}, 1 AS n FROM new_rows w"),
+    ),
+    # A claim or a lease moves nothing that is counted, and is passed over before anything is computed.
+    pgtrigger.Trigger(
+        name="rollup_moved",
+        level=pgtrigger.Statement,
+        when=pgtrigger.After,
+        operation=pgtrigger.Update,
+        referencing=pgtrigger.Referencing(old="old_rows", new="new_rows"),
+        func=_append(
+            f"SELECT s.* FROM old_rows o JOIN new_rows w ON w.id = o.id"
+            f" CROSS JOIN LATERAL (VALUES ({_columns('o')}, -1), ({_columns('w')}, 1)) AS s ({', '.join(COUNTED)}, n)"
+            f" WHERE ({_columns('o')}) IS DISTINCT FROM ({_columns('w')})"
+        ),
+    ),
+    pgtrigger.Trigger(
+        name="rollup_deleted",
+        level=pgtrigger.Statement,
+        when=pgtrigger.After,
+        operation=pgtrigger.Delete,
+        referencing=pgtrigger.Referencing(old="old_rows"),
+        func=_append(f"SELECT {_columns('o')}, -1 AS n FROM old_rows o"),
+    ),
+]
+
+
+# --- from signatures to figures ----------------------------------------------------------------------------------
+
+COUNTS = {
+    "created": "true",
+    "sent": "s.sent",
+    "received": "s.received",
+    "converted": "s.converted",
+    "failed": "s.status = 'failed' AND NOT s.sent AND NOT s.cancelled",
+    "errored": "s.status = 'errored'",
+    "pending": "s.status = 'pending'",
+    "cancelled": "s.cancelled",
+    "failed_after_send": "s.status = 'failed' AND s.sent",
+    "network_retried": "s.network_retries > 0",
+    "network_sent": "s.network_retries > 0 AND s.sent",
+    "outage_retried": "s.outage_retries > 0",
+    "outage_sent": "s.outage_retries > 0 AND s.sent",
+    "rate_limited_retried": "s.rate_limited_retries > 0",
+    "rate_limited_sent": "s.rate_limited_retries > 0 AND s.sent",
+}
+MEASURES = "CROSS JOIN LATERAL (VALUES {}) AS m (measure, bucket, n, total)".format(
+    ", ".join(
+        [f"('{name}', 0, CASE WHEN {test} THEN s.n END, 0::numeric)" for name, test in COUNTS.items()]
+        + [
+            f"('{name}_latency', {name}_bucket, CASE WHEN s.{name}_bucket IS NOT NULL THEN s.n END, s.{name}_us)"
+            for name in LATENCIES
+        ]
+    )
+)
+RETRIES = "(s.network_retries + s.outage_retries + s.rate_limited_retries)::text"
+DAY = "date_trunc('day', s.hour, 'UTC')"
+# Campaigns are many and short-lived: by the hour their cells would be about as many as the messages.
+CELLS = f"""CROSS JOIN LATERAL (VALUES
+    ('hour', 'all', s.hour, ''), ('hour', 'channel', s.hour, s.channel_type), ('hour', 'kind', s.hour, s.kind),
+    ('hour', 'retry', s.hour, {RETRIES}),
+    ('day', 'all', {DAY}, ''), ('day', 'channel', {DAY}, s.channel_type), ('day', 'kind', {DAY}, s.kind),
+    ('day', 'retry', {DAY}, {RETRIES}), ('day', 'campaign', {DAY}, s.campaign)
+) AS d (tier, dimension, starts_at, key)"""
+CELL = ("application_id", "tier", "dimension", "starts_at", "key", "measure", "bucket")
+
+
+def cells(source: str) -> str:
+    """SELECT of cells with n and total, not added up, from signatures."""
+    return f"""
+        SELECT s.application_id, d.tier, d.dimension, d.starts_at, d.key, m.measure, m.bucket, m.n, m.total
+          FROM ({source}) AS s {MEASURES} {CELLS} WHERE m.n IS NOT NULL
+    """
+
+
+def add_cells(source: str) -> str:
+    """Adds cells to the stored ones. In the order of their key, so two of these never wait for each other in a ring."""
+    return f"""
+        INSERT INTO message_rollups AS stored ({", ".join(CELL)}, n, total)
+        SELECT {", ".join(CELL)}, sum(n), sum(total) FROM ({source}) AS added
+         GROUP BY {", ".join(CELL)} HAVING sum(n) <> 0 OR sum(total) <> 0 ORDER BY {", ".join(CELL)}
+        ON CONFLICT ({", ".join(CELL)}) DO UPDATE
+           SET n = stored.n + EXCLUDED.n, total = stored.total + EXCLUDED.total
+        RETURNING application_id
+    """
