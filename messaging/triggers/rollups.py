@@ -105,48 +105,60 @@ ROLLUP_TRIGGERS = [
 
 COUNTS = {
     "created": "true",
-    "sent": "s.sent",
-    "received": "s.received",
-    "converted": "s.converted",
-    "failed": "s.status = 'failed' AND NOT s.sent AND NOT s.cancelled",
-    "errored": "s.status = 'errored'",
-    "pending": "s.status = 'pending'",
-    "cancelled": "s.cancelled",
-    "failed_after_send": "s.status = 'failed' AND s.sent",
-    "network_retried": "s.network_retries > 0",
-    "network_sent": "s.network_retries > 0 AND s.sent",
-    "outage_retried": "s.outage_retries > 0",
-    "outage_sent": "s.outage_retries > 0 AND s.sent",
-    "rate_limited_retried": "s.rate_limited_retries > 0",
-    "rate_limited_sent": "s.rate_limited_retries > 0 AND s.sent",
+    "sent": "sent",
+    "received": "received",
+    "converted": "converted",
+    "failed": "status = 'failed' AND NOT sent AND NOT cancelled",
+    "errored": "status = 'errored'",
+    "pending": "status = 'pending'",
+    "cancelled": "cancelled",
+    "failed_after_send": "status = 'failed' AND sent",
+    "network_retried": "network_retries > 0",
+    "network_sent": "network_retries > 0 AND sent",
+    "outage_retried": "outage_retries > 0",
+    "outage_sent": "outage_retries > 0 AND sent",
+    "rate_limited_retried": "rate_limited_retries > 0",
+    "rate_limited_sent": "rate_limited_retries > 0 AND sent",
 }
-MEASURES = "CROSS JOIN LATERAL (VALUES {}) AS m (measure, bucket, n, total)".format(
-    ", ".join(
-        [f"('{name}', 0, CASE WHEN {test} THEN s.n END, 0::numeric)" for name, test in COUNTS.items()]
-        + [
-            f"('{name}_latency', {name}_bucket, CASE WHEN s.{name}_bucket IS NOT NULL THEN s.n END, s.{name}_us)"
-            for name in LATENCIES
-        ]
-    )
-)
-RETRIES = "(s.network_retries + s.outage_retries + s.rate_limited_retries)::text"
-DAY = "date_trunc('day', s.hour, 'UTC')"
-# Campaigns are many and short-lived: by the hour their cells would be about as many as the messages.
-CELLS = f"""CROSS JOIN LATERAL (VALUES
-    ('hour', 'all', s.hour, ''), ('hour', 'channel', s.hour, s.channel_type), ('hour', 'kind', s.hour, s.kind),
-    ('hour', 'retry', s.hour, {RETRIES}),
-    ('day', 'all', {DAY}, ''), ('day', 'channel', {DAY}, s.channel_type), ('day', 'kind', {DAY}, s.kind),
-    ('day', 'retry', {DAY}, {RETRIES}), ('day', 'campaign', {DAY}, s.campaign)
-) AS d (tier, dimension, starts_at, key)"""
+RETRIES = "(network_retries + outage_retries + rate_limited_retries)::text"
 CELL = ("application_id", "tier", "dimension", "starts_at", "key", "measure", "bucket")
 
 
-def cells(source: str) -> str:
-    """SELECT of cells with n and total, not added up, from signatures."""
-    return f"""
-        SELECT s.application_id, d.tier, d.dimension, d.starts_at, d.key, m.measure, m.bucket, m.n, m.total
-          FROM ({source}) AS s {MEASURES} {CELLS} WHERE m.n IS NOT NULL
+def measured(source: str, keys: dict[str, str], grouping: str) -> str:
+    """(keys…, measure, bucket, n, total) of signatures, which are read once and counted side by side.
+
+    `keys` are the output's names and expressions; `grouping` is what GROUP BY needs for them.
     """
+    chosen = ", ".join(f"{expression} AS {name}" for name, expression in keys.items())
+    counts = ", ".join(f"sum(n) FILTER (WHERE {test}) AS {name}" for name, test in COUNTS.items())
+    histograms = " ".join(
+        f"UNION ALL SELECT {chosen}, '{name}_latency', {name}_bucket, sum(n), sum({name}_us) FROM s"
+        f" WHERE {name}_bucket IS NOT NULL GROUP BY {name}_bucket, {grouping}"
+        for name in LATENCIES
+    )
+    return f"""
+        (WITH s AS MATERIALIZED (
+            SELECT *, {RETRIES} AS retries, date_trunc('day', hour, 'UTC') AS day FROM ({source}) AS signatures)
+        SELECT {", ".join(f"w.{name}" for name in keys)}, m.measure, 0 AS bucket, m.n, 0::numeric AS total
+          FROM (SELECT {chosen}, {counts} FROM s GROUP BY {grouping}) AS w
+         CROSS JOIN LATERAL (VALUES {", ".join(f"('{name}', w.{name})" for name in COUNTS)}) AS m (measure, n)
+         WHERE m.n IS NOT NULL
+        {histograms})
+    """
+
+
+def cells(source: str) -> str:
+    """The stored form. Only the whole is kept by the hour: by kind and campaign, cells would be as many as messages."""
+    keys = {
+        "application_id": "application_id",
+        "tier": "CASE WHEN GROUPING(hour) = 0 THEN 'hour' ELSE 'day' END",
+        "dimension": "CASE WHEN GROUPING(channel_type) = 0 THEN 'channel' WHEN GROUPING(kind) = 0 THEN 'kind'"
+        " WHEN GROUPING(campaign) = 0 THEN 'campaign' WHEN GROUPING(retries) = 0 THEN 'retry' ELSE 'all' END",
+        "starts_at": "COALESCE(hour, day)",
+        "key": "COALESCE(channel_type, kind, campaign, retries, '')",
+    }
+    sets = "(hour), (day), (day, channel_type), (day, kind), (day, campaign), (day, retries)"
+    return measured(source, keys, f"application_id, GROUPING SETS ({sets})")
 
 
 def add_cells(source: str) -> str:
