@@ -366,6 +366,8 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "messaging.resolve_unknown_attempts": {"cron": MINUTE},
     "messaging.expire_messages": {"cron": FIVE_MINUTES},
     "messaging.archive_messages": {"cron": FIVE_MINUTES},
+    "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
+    "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
