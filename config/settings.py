@@ -139,7 +139,7 @@ def secret_key() -> str:
 DEBUG = env("DEBUG", boolean, False)
 DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
 SECRET_KEY = secret_key()
-SECRET_KEY_FALLBACKS = env("SECRET_KEY_FALLBACKS", words, [])
+SECRET_KEY_FALLBACKS: list[str] = env("SECRET_KEY_FALLBACKS", words, [])
 PORT = env("PORT", whole(1, 65535), 8000)
 WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
 Q_WORKERS = env("Q_WORKERS", whole(1, 64), 4)
