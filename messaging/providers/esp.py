@@ -8,7 +8,13 @@ from typing import Any
 from uuid import UUID
 
 import requests
-from anymail.exceptions import AnymailAPIError, AnymailConfigurationError, AnymailError, AnymailInvalidAddress
+from anymail.exceptions import (
+    AnymailAPIError,
+    AnymailConfigurationError,
+    AnymailError,
+    AnymailInvalidAddress,
+    AnymailRecipientsRefused,
+)
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import EmailMultiAlternatives, get_connection
@@ -74,6 +80,8 @@ class ESP:
         except AnymailInvalidAddress as error:
             bad = rejected("recipient", "invalid_address", "invalid_address", subscription_status=-40)
             return bad.about(message, str(error), started)
+        except AnymailRecipientsRefused as error:
+            return _judge(mail).about(message, str(error), started)
         except AnymailAPIError as error:
             return _broken(error).about(message, str(error), started)
         except (AnymailError, ValueError) as error:

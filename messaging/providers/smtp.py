@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from email.utils import parseaddr
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from django.conf import settings
@@ -88,12 +89,13 @@ class Line:
         self.deadline = self.used + settings.PROVIDER_TIMEOUT
         self.carried = 0
         self.content_sent = False
+        name = urlsplit(settings.PUBLIC_URL).hostname  # else smtplib asks the resolver for ours each time
         if server["tls"] == "smtps":
             self.smtp: smtplib.SMTP = smtplib.SMTP_SSL(
-                server["host"], server["port"], timeout=settings.PROVIDER_TIMEOUT, context=tls_context()
+                server["host"], server["port"], name, timeout=settings.PROVIDER_TIMEOUT, context=tls_context()
             )
         else:
-            self.smtp = smtplib.SMTP(server["host"], server["port"], timeout=settings.PROVIDER_TIMEOUT)
+            self.smtp = smtplib.SMTP(server["host"], server["port"], name, timeout=settings.PROVIDER_TIMEOUT)
         try:
             self._greet(server)
         except (smtplib.SMTPException, OSError):

@@ -166,8 +166,11 @@ class H2Server(Scripted):
                     state.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 elif isinstance(event, h2.events.StreamEnded):
                     request = open_requests.pop(event.stream_id)
-                    if not self._react(state, request, self.decide(request)):
+                    answer = self.decide(request)
+                    if not self._react(state, request, answer):
                         connection.sendall(state.data_to_send())
+                        while answer != DROP and connection.recv(65536):
+                            pass  # having said goodbye, it lets the client hang up
                         return
             connection.sendall(state.data_to_send())
 
