@@ -349,6 +349,14 @@ def test_a_large_batch_uses_several_connections_and_keeps_the_order(smtp, messag
     assert 1 < len(mailbox.sessions) <= provider.concurrency
 
 
+def test_a_defect_of_ours_leaves_one_message_unknown_and_sends_the_rest(smtp, message):
+    """A title that is no text stands for what nobody foresaw."""
+    mailbox, provider = smtp()
+    batch = [message("email", title=None if n == 3 else f"n{n}") for n in range(32)]
+    outcomes = [answer.outcome for answer in provider.send(batch)]
+    assert outcomes == ["unknown" if n == 3 else "accepted" for n in range(32)]
+
+
 @pytest.mark.parametrize(
     ("html", "text"),
     [

@@ -1,4 +1,6 @@
 import base64
+import multiprocessing
+import os
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -112,6 +114,26 @@ def test_silence_after_the_body_is_unknown(quick, twilio, plain_server, message,
 def test_never_connected_is_network(settings, message, send_one, twilio, dead_port):
     twilio.base_url = f"http://127.0.0.1:{dead_port}"
     assert summary(send_one(twilio, message("sms"))) == NETWORK
+
+
+def test_a_defect_of_ours_leaves_one_message_unknown_and_sends_the_rest(twilio, message):
+    outcomes = [answer.outcome for answer in twilio.send([message("sms"), message("sms", from_=5), message("sms")])]
+    assert outcomes == ["accepted", "unknown", "accepted"]
+
+
+def test_a_child_process_has_connections_of_its_own(twilio, plain_server, message):
+    twilio.send([message("sms")])
+    child = multiprocessing.get_context("fork").Process(target=_send_as_a_child, args=(message("sms"),))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert twilio.send([message("sms")])[0].outcome == "accepted"
+    assert len(plain_server.requests) == 3
+    assert plain_server.connections == 2
+
+
+def _send_as_a_child(message):
+    os._exit(0 if provider_for("SMS").send([message])[0].outcome == "accepted" else 1)
 
 
 def listed(**changes):
