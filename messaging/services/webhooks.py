@@ -60,6 +60,11 @@ def change_endpoint(endpoint: WebhookEndpoint, url: str | None = None, active: b
     return endpoint
 
 
+def delete_endpoint(endpoint: WebhookEndpoint) -> None:
+    """With what was still to be told, and the log of what was."""
+    endpoint.delete()
+
+
 def check_url(url: str) -> None:
     """What can be told without asking the network. The address itself is looked at again before each call."""
     try:
