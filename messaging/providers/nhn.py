@@ -17,6 +17,7 @@ from messaging.providers.answers import (
     accepted,
     config,
     domestic,
+    final,
     network,
     outage,
     rejected,
@@ -240,7 +241,7 @@ def _kakao_item(item: dict[str, Any]) -> Answer:
     own = provider_id(str(item.get("requestId", "")), item.get("recipientSeq"))
     code = str(item.get("resultCode") or "")
     if item.get("messageStatus") in ("FAILED", "CANCEL") or code in UNREACHABLE:
-        return kakao_result(code) if code not in ("", "1000") else rejected("message", "failed", "rejected")
+        return final(kakao_result(code)) if code not in ("", "1000") else rejected("message", "failed", "undelivered")
     return accepted(own, code or str(item.get("messageStatus") or ""))
 
 

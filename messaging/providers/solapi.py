@@ -18,6 +18,7 @@ from messaging.providers.answers import (
     accepted,
     config,
     domestic,
+    final,
     network,
     outage,
     rejected,
@@ -104,7 +105,8 @@ class Solapi(HttpProvider):
             for item in items:
                 fields = item.get("customFields")
                 if isinstance(fields, dict) and fields.get("message_id") == str(message_id):
-                    return verdict(str(item.get("statusCode") or "2000"), str(item.get("messageId") or ""))
+                    found = verdict(str(item.get("statusCode") or "2000"), str(item.get("messageId") or ""))
+                    return found if found.outcome == "accepted" else final(found)
             if not (next_key := reply.body.get("nextKey")):
                 return network("not_found")
             params["startKey"] = str(next_key)
