@@ -368,6 +368,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "messaging.expire_messages": {"cron": FIVE_MINUTES},
     "messaging.archive_messages": {"cron": FIVE_MINUTES},
     "messaging.deliver_webhooks": {"cron": MINUTE, "budget": timedelta(seconds=30)},
+    "messaging.apply_parked_events": {"cron": MINUTE},
     "messaging.fold_rollups": {"cron": MINUTE},
     "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
     "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},

@@ -1,6 +1,6 @@
 from config.sweeping import Sweep, nudge
-from messaging.models import Message, MessageAttempt
-from messaging.services import analytics, ending, resolving, webhooks
+from messaging.models import Message, MessageAttempt, WebhookInbox
+from messaging.services import analytics, ending, incoming, resolving, webhooks
 from messaging.services.creating import DISPATCH
 from messaging.services.dispatching import dispatch, lanes
 
@@ -60,3 +60,8 @@ def deliver_webhooks(sweep: Sweep) -> None:
 
 def fold_rollups(sweep: Sweep) -> None:
     sweep.repeat(lambda: {"folded": analytics.fold_deltas()})
+
+
+def apply_parked_events(sweep: Sweep) -> None:
+    """Provider events that came before the message's own result, or about messages nobody knows."""
+    sweep.pages(WebhookInbox.objects.parked(), lambda keys: incoming.apply_events(keys, now=sweep.now))

@@ -116,7 +116,7 @@ class MessageFiguresView(APIView):
 
     @extend_schema(parameters=[FiguresQuery], responses=FiguresSerializer)
     def get(self, request: Request) -> Response:
-        serializer = FiguresQuery(data=request.query_params)
+        serializer = FiguresQuery(data=request.query_params.dict())
         serializer.is_valid(raise_exception=True)
         query = serializer.validated_data
         applications = Application.objects.all()

@@ -4,7 +4,7 @@ from base64 import b64decode
 from uuid import UUID
 
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
+from django.template.loader import render_to_string
 from django.urls import path
 from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
@@ -55,9 +55,8 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
     else:
         row = Subscription.objects.filter(pk=subscription_id).first()
     done = done or row is None or row.status == Subscription.OPTED_OUT
-    page = render(request, "public/unsubscribe.html", {"done": done, "hint": row.token_hint if row else ""})
-    page.headers.update(UNSEEN)
-    return page
+    shown = {"done": done, "hint": row.token_hint if row else ""}
+    return HttpResponse(render_to_string("public/unsubscribe.html", shown, request), headers=UNSEEN)
 
 
 urlpatterns = [

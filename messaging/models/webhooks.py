@@ -109,9 +109,7 @@ class WebhookDelivery(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     webhook_id = models.UUIDField(_("webhook id"), default=uuid4, db_default=RandomUUID(), editable=False)
-    endpoint = models.ForeignKey(
-        WebhookEndpoint, models.CASCADE, related_name="deliveries", verbose_name=_("endpoint")
-    )
+    endpoint = models.ForeignKey(WebhookEndpoint, models.CASCADE, related_name="deliveries", verbose_name=_("endpoint"))
     message_id = models.UUIDField(_("message"))
     event_type = models.CharField(_("type"), max_length=30)
     payload = models.JSONField(_("body"))

@@ -78,7 +78,10 @@ def _opt_out(number: str, now: datetime) -> None:
 def apply_events(keys: Sequence[int], *, now: datetime) -> Counter[str]:
     """In the order they came. Locked, so the same event is applied once however many deliver it."""
     rows = list(
-        WebhookInbox.objects.parked().filter(pk__in=keys).order_by("pk").select_for_update(skip_locked=True, of=("self",))
+        WebhookInbox.objects.parked()
+        .filter(pk__in=keys)
+        .order_by("pk")
+        .select_for_update(skip_locked=True, of=("self",))
     )
     messages = _messages(rows)
     for row in rows:

@@ -21,7 +21,15 @@ LONGEST_URL = 2000
 # A name, then perhaps "= value", as browsers read the attributes of a tag.
 ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(\s*=\s*)?(?(2)("[^"]*"|'[^']*'|[^\s"'=<>`][^\s>]*)?)""")
 TAG_NAME = re.compile(r"<[A-Za-z][^\s/>]*")
+WORTH_READING = re.compile(r"href|</body", re.IGNORECASE)
 UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
+
+
+class Sender(NamedTuple):
+    """As much of an application as an e-mail needs."""
+
+    id: UUID
+    settings: dict[str, Any]
 
 
 class Prepared(NamedTuple):
@@ -88,7 +96,7 @@ def prepare_email(message: Any, application: Any) -> Prepared:
 
 
 def tracks(application: Any) -> bool:
-    return bool((application.settings or {}).get("tracking", True))
+    return (application.settings or {}).get("tracking", True) is not False
 
 
 def unsubscribe_headers(message: Any) -> dict[str, str]:
@@ -103,17 +111,24 @@ def unsubscribe_headers(message: Any) -> dict[str, str]:
 
 def rewrite(html: str, message_id: UUID, application_id: UUID) -> tuple[str, dict[UUID, str]]:
     """Links lead over /t/c/, the pixel stands before the end of the body; every other byte stays."""
-    finder = _Finder()
-    finder.feed(html)
-    finder.close()
-    found: dict[UUID, str] = {}
-    edits = [(place, place, f'<img src="{open_url(message_id)}" width="1" height="1" alt="">')
-             for place in [len(html) if finder.body_end is None else finder.body_end]]  # fmt: skip
-    for start, end, url in finder.links:
-        ident = link_id(application_id, url)
-        found[ident] = url
-        edits.append((start, end, f'"{escape(click_url(message_id, ident))}"'))
+    links, end = _find(html)
+    found = {link_id(application_id, url): url for _start, _stop, url in links}
+    edits = [(end, end, f'<img src="{open_url(message_id)}" width="1" height="1" alt="">')]
+    for start, stop, url in links:
+        edits.append((start, stop, f'"{escape(click_url(message_id, link_id(application_id, url)))}"'))
     return _edited(html, edits), found
+
+
+def _find(html: str) -> tuple[list[tuple[int, int, str]], int]:
+    if not WORTH_READING.search(html):
+        return [], len(html)
+    finder = _Finder()
+    try:
+        finder.feed(html)
+        finder.close()
+    except AssertionError:
+        pass  # the standard parser's word for a declaration it does not know; what stands before it was found
+    return finder.links, len(html) if finder.body_end is None else finder.body_end
 
 
 def _edited(text: str, edits: Iterable[tuple[int, int, str]]) -> str:

@@ -17,12 +17,13 @@ from messaging.services.subscriptions import unsubscribe
 MOST_HITS = 200
 
 
-def store_links(application_id: UUID, links: Mapping[UUID, str]) -> None:
-    """Before the mail goes out. A link that is there already is the same link."""
-    TrackedLink.objects.bulk_create(
-        (TrackedLink(id=key, application_id=application_id, url=url) for key, url in sorted(links.items())),
-        ignore_conflicts=True,
-    )
+def store_links(links: Mapping[UUID, tuple[UUID, str]]) -> None:
+    """{id: (application, URL)}, before the mail goes out. A link that is there already is the same link."""
+    if links:
+        TrackedLink.objects.bulk_create(
+            (TrackedLink(id=key, application_id=owner, url=url) for key, (owner, url) in sorted(links.items())),
+            ignore_conflicts=True,
+        )
 
 
 def record_hit(

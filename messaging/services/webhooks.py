@@ -223,7 +223,7 @@ async def _post(client: httpx.AsyncClient, call: Call) -> tuple[int, str]:
         "POST",
         _at_address(parts, address),
         content=call.body,
-        headers={**headers, "host": parts.netloc},
+        headers={**headers, "Host": parts.netloc.rpartition("@")[2]},
         extensions={"sni_hostname": host},
     )
     response = await client.send(request, stream=True)
