@@ -1,7 +1,7 @@
 from datetime import datetime
-from typing import Any
 from uuid import uuid4
 
+from django.contrib.postgres.functions import RandomUUID
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -11,12 +11,6 @@ from uuid_utils.compat import uuid7
 from messaging.models import addresses
 from messaging.models.applications import Application
 from messaging.models.messages import Message
-
-
-class RandomUUID(models.Func):
-    function = "gen_random_uuid"
-    template = "%(function)s()"
-    output_field: Any = models.UUIDField()
 
 
 class WebhookInboxQuerySet(models.QuerySet["WebhookInbox"]):

@@ -19,11 +19,11 @@ from uuid import UUID, uuid4
 
 import httpx
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from config.errors import Conflict, Invalid
+from config.errors import Invalid
 from config.observe import redact
 from messaging.models import Application, WebhookAttempt, WebhookDelivery, WebhookEndpoint
 from messaging.models.addresses import encrypt

@@ -9,8 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from config.integrity import heal, measure
 from config.integrity import find as invariant
+from config.integrity import heal, measure
 from config.sweeping import run
 from messaging.models import Message, MessageRollup, MessageRollupDelta, Subscription
 from messaging.services.analytics import Span, fold_deltas, latency, message_figures, recompute_rollups
