@@ -10,8 +10,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from config.rest import SEE_ALL_TENANTS, StrictSerializer
-from messaging.models import Application
+from config.rest import StrictSerializer
+from messaging.api.tenancy import applications_of
 from messaging.services import analytics
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
@@ -119,10 +119,7 @@ class MessageFiguresView(APIView):
         serializer = FiguresQuery(data=request.query_params.dict())
         serializer.is_valid(raise_exception=True)
         query = serializer.validated_data
-        applications = Application.objects.all()
-        if not request.user.has_perm(SEE_ALL_TENANTS):
-            applications = applications.filter(members=request.user)
-        keys = list(applications.values_list("pk", flat=True))
+        keys = list(applications_of(request.user).values_list("pk", flat=True))
         found = analytics.message_figures(keys, query["from"], query["to"], query["group_by"], query.get("tag", ""))
         head = {name: query[name] for name in ("from", "to", "group_by")}
         return Response({**head, **found})

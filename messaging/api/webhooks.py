@@ -27,7 +27,7 @@ class Untouched(BaseParser):
 
     media_type = "*/*"
 
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> bytes:
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
         return bytes(stream.read())
 
 

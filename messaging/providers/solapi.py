@@ -91,7 +91,7 @@ class Solapi(HttpProvider):
         params = {
             "dateType": "CREATED",
             "startDate": (started_at - timedelta(minutes=2)).astimezone(UTC).isoformat(),
-            "endDate": min(timezone.now(), started_at + timedelta(minutes=30)).astimezone(UTC).isoformat(),
+            "endDate": (started_at + timedelta(minutes=30)).astimezone(UTC).isoformat(),
             "limit": "500",
         }
         for _page in range(PAGES):

@@ -306,7 +306,8 @@ def _difference() -> str:
 
 def _drift() -> str:
     columns = ", ".join(sql.CELL)
-    return f"SELECT {columns} FROM ({_difference()}) AS difference GROUP BY {columns} HAVING sum(n) <> 0 OR sum(total) <> 0"
+    wrong = "HAVING sum(n) <> 0 OR sum(total) <> 0"
+    return f"SELECT {columns} FROM ({_difference()}) AS difference GROUP BY {columns} {wrong}"
 
 
 def _drift_params(start: datetime, end: datetime) -> list[datetime]:

@@ -89,7 +89,8 @@ def link_id(application_id: UUID, url: str) -> UUID:
 
 def prepare_email(message: Any, application: Any) -> Prepared:
     """The HTML as it goes out, the extra headers, and the links that must be stored before it does."""
-    html, found = message.body or "", {}
+    html: str = message.body or ""
+    found: dict[UUID, str] = {}
     if tracks(application):
         html, found = rewrite(html, message.id, application.id)
     return Prepared(html, unsubscribe_headers(message), found)

@@ -12,8 +12,8 @@ PROXIES = re.compile(r"GoogleImageProxy|YahooMailProxy|ggpht\.com", re.I)
 BARE = re.compile(r"Mozilla/[45]\.0\Z")
 SCANNERS = re.compile(
     r"proofpoint|mimecast|barracuda|symantec|messagelabs|fireeye|trend ?micro|sophos|forcepoint|websense|zscaler"
-    r"|ironport|\bcisco|mcafee|fortiguard|fortinet|bitdefender|kaspersky|\beset\b|\bavast|cloudmark|\bcyren|safelinks"
-    r"|\batp\b|skypeuripreview|trustwave|\bvipre|virustotal|urlscan|phish|check ?point|cloudflare|appriver|ahnlab|jiran",
+    r"|ironport|\bcisco|mcafee|fortiguard|fortinet|bitdefender|kaspersky|\beset\b|\bavast|cloudmark|\bcyren|safelinks|jiran"
+    r"|\batp\b|skypeuripreview|trustwave|\bvipre|virustotal|urlscan|phish|check ?point|cloudflare|appriver|ahnlab",
     re.I,
 )
 # Cubot is a maker of telephones.

@@ -29,7 +29,7 @@ def store_links(links: Mapping[UUID, tuple[UUID, str]]) -> None:
 def record_hit(
     message_id: UUID, kind: str, headers: Mapping[str, str], *, now: datetime, link_id: UUID | None = None
 ) -> MessageHit | None:
-    """Kept whoever it was; only a person's hit converts the message. Without a message, or tracking, nothing is kept."""
+    """Kept whoever it was; only a person's hit converts the message. Where tracking is off nothing is kept."""
     message = Message.objects.select_related("application").filter(pk=message_id).first()
     if message is None or not tracks(message.application):
         return None

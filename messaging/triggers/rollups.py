@@ -33,7 +33,8 @@ def _microseconds(later: str, earlier: str, condition: str = "true") -> str:
 def signatures(source: str) -> str:
     """SELECT of signatures and `n` from rows that have the counted columns of messages and `n`."""
     buckets = ", ".join(
-        f"CASE WHEN {us} < 1 THEN 0 WHEN {us} >= 1 THEN 1 + floor(ln({us}::float8) / {LOG_STEP})::int END AS {name}_bucket"
+        f"CASE WHEN {us} < 1 THEN 0 WHEN {us} >= 1 THEN 1 + floor(ln({us}::float8) / {LOG_STEP})::int END"
+        f" AS {name}_bucket"
         for name, us in zip(LATENCIES, SUMS, strict=True)
     )
     return f"""

@@ -35,8 +35,8 @@ def mail(body, kind="notice", tracking=True):
 class TestPreparing:
     def test_links_lead_over_us_and_everything_else_stays(self):
         row, prepared = mail(
-            '<html><body>\n<!-- <a href="http://no/"> --><a\n  title=" href=x" HREF=\'https://a.example/?x=1&amp;y=2\' b=c>'
-            'go</a><a href=mailto:x@y.example>m</a><a href=https://b.example/p>z</a><a href="#top">t</a>'
+            '<html><body>\n<!-- <a href="http://no/"> --><a\n  title=" href=x" HREF=\'https://a.example/?x=1&amp;y=2\''
+            ' b=c>go</a><a href=mailto:x@y.example>m</a><a href=https://b.example/p>z</a><a href="#top">t</a>'
             '<script>"<a href=\'http://s/\'>"</script><img src="http://i.example/1.png">\n</BODY></html>'
         )
         assert sorted(prepared.links.values()) == ["https://a.example/?x=1&y=2", "https://b.example/p"]
@@ -136,7 +136,7 @@ class TestMachines:
         "agent",
         [
             CHROME,
-            "Mozilla/5.0 (iPhone; CPU iPhone OS 17_5 like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) Mobile/15E148",
+            "Mozilla/5.0 (iPhone; CPU iPhone OS 17_5 like Mac OS X) AppleWebKit/605.1.15 (KHTML) Mobile/15E148",
             "Mozilla/5.0 (Linux; Android 9; CUBOT NOTE 7) AppleWebKit/537.36 Chrome/80 Mobile Safari/537.36",
             "Mozilla/5.0 (Linux; Android 14) AppleWebKit/537.36 Chrome/126 Mobile Safari/537.36;KAKAOTALK 2410500",
             "Mozilla/5.0 (X11; Linux x86_64; rv:115.0) Gecko/20100101 Thunderbird/115.3",
