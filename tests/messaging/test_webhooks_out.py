@@ -13,7 +13,7 @@ import pytest
 from django.utils import timezone
 
 from config.sweeping import run
-from messaging.models import Message, WebhookAttempt, WebhookDelivery, WebhookEndpoint
+from messaging.models import Message, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookInbox
 from messaging.services.webhooks import DELAYS, claim_deliveries, create_endpoint, is_private, resend_deliveries
 from tests.messaging.factories import ApplicationFactory, message, subscribe
 
@@ -291,3 +291,23 @@ class TestEndpoints:
         viewer = make_client("viewer", username="viewer")
         assert viewer.get(self.URL).status_code == 200
         assert viewer.post(self.URL, {"url": "https://x.example/"}).status_code == 403
+
+
+def test_old_webhooks_and_links_are_purged_and_open_ones_stay(told):
+    from messaging.retention import purge
+
+    accept(told)
+    open_one = WebhookDelivery.objects.get()
+    done = WebhookDelivery.objects.create(
+        endpoint=told.endpoint, message_id=told.pk, event_type="message.failed", payload={}, delivered_at=timezone.now()
+    )
+    heard = WebhookInbox.objects.create(provider="twilio", event_id="1", state="ignored", applied_at=timezone.now())
+    assert purge(later(timedelta(days=89)), False)["webhook deliveries"] == 0
+    assert purge(later(timedelta(days=91)), True)["webhook deliveries"] == 1
+    counts = purge(later(timedelta(days=91)), False)
+    assert (counts["webhook deliveries"], counts["provider events"]) == (1, 1)
+    assert list(WebhookDelivery.objects.all()) == [open_one]
+    assert (
+        not WebhookDelivery.objects.filter(pk=done.pk).exists()
+        and not WebhookInbox.objects.filter(pk=heard.pk).exists()
+    )
