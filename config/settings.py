@@ -351,7 +351,10 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 # its sweeps.py>. The check in config/sweeping.py refuses to start when a model relies on a sweep missing here.
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
+    "devices.time_out_attempts": {"cron": MINUTE},
+    "devices.expire_leases": {"cron": MINUTE},
     "devices.mark_silent_pcs": {"cron": MINUTE},
+    "devices.promote_next_task": {"cron": MINUTE},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
@@ -359,7 +362,12 @@ SWEEP_RUNS_KEPT = timedelta(days=7)
 
 # --- domain knobs ------------------------------------------------------------------------------------------------
 
+PC_STALE_AFTER = timedelta(seconds=90)
 PC_OFFLINE_AFTER = timedelta(seconds=180)
+# A PC or device away for longer no longer holds up the queue.
+PC_AWAY_AFTER = timedelta(minutes=20)
+# A running task nobody works on, or a row nobody claims, for longer is given up.
+TASK_STALLED_AFTER = timedelta(hours=24)
 
 
 # --- the admin ---------------------------------------------------------------------------------------------------
