@@ -264,5 +264,3 @@ class DeviceHistory(models.Model):
 
     def __str__(self) -> str:
         return f"{self.act} {self.device_id}"
-
-

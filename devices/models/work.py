@@ -60,7 +60,9 @@ class Task(models.Model):
     liveness = {
         Status.PENDING: Swept("devices.promote_next_task", _("as soon as no task is running")),
         Status.RUNNING: Swept(
-            "devices.promote_next_task", _("when no row is open, at the latest 24 hours without one"), since="started_at"
+            "devices.promote_next_task",
+            _("when no row is open, at the latest 24 hours without one"),
+            since="started_at",
         ),
     }
 
@@ -191,7 +193,9 @@ class TaskDevice(models.Model):
         Status.PENDING: Swept(
             "devices.mark_silent_pcs", _("20 minutes after its PC or device went away"), since="changed_at"
         ),
-        Status.RUNNING: Swept("devices.time_out_attempts", _("20 minutes after the attempt's start"), since="started_at"),
+        Status.RUNNING: Swept(
+            "devices.time_out_attempts", _("20 minutes after the attempt's start"), since="started_at"
+        ),
     }
 
     class Meta:

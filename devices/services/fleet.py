@@ -70,9 +70,7 @@ def take_offline(devices: QuerySet[Device], now: datetime, run_id: UUID | None =
     for device in found:
         by_pc.setdefault(device.pc, []).append(device.pk)
     record(
-        decide_bulk(
-            "mark_silent_pcs", pc, keys, before={}, after={"devices": Status.OFFLINE}, inputs={}, run_id=run_id
-        )
+        decide_bulk("mark_silent_pcs", pc, keys, before={}, after={"devices": Status.OFFLINE}, inputs={}, run_id=run_id)
         for pc, keys in by_pc.items()
     )
     return len(found)

@@ -86,7 +86,9 @@ def lock_active_task() -> Task | None:
 
 def settle(task_id: UUID, now: datetime) -> Task | None:
     """End the task when it is over and start the next; the task ended. The caller holds the task's lock."""
-    quiet = Task.objects.filter(pk=task_id, status=Status.RUNNING, devices_taken=F("devices_done") + F("devices_failed"))
+    quiet = Task.objects.filter(
+        pk=task_id, status=Status.RUNNING, devices_taken=F("devices_done") + F("devices_failed")
+    )
     task = quiet.first()
     if task is None or not _is_over(task):
         return None
