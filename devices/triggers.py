@@ -17,8 +17,9 @@ ON_INSERT = """
 ON_UPDATE = """
     SELECT count(*), count(*) FILTER (WHERE became.status = 'running'),
            count(*) FILTER (WHERE was.status = 'running' AND became.status <> 'running'),
-           count(*) FILTER (WHERE became.status IN ('success', 'failed', 'cancelled'))
-      INTO changed, claimed, stopped, closed
+           count(*) FILTER (WHERE became.status IN ('success', 'failed', 'cancelled')),
+           count(*) FILTER (WHERE became.final AND became.retryable)
+      INTO changed, claimed, stopped, closed, broken
       FROM was JOIN became USING (id)
      WHERE became.status <> was.status;
 
@@ -65,16 +66,18 @@ ON_UPDATE = """
          WHERE attempt.task_device_id = became.id AND attempt.attempt_no = became.attempt
            AND was.status = 'running' AND became.status <> 'running';
 
-        UPDATE devices
-           SET status = CASE WHEN became.final AND became.retryable THEN 'error'
-                             WHEN devices.status = 'busy' THEN 'online' ELSE devices.status END,
-               error_reason = CASE WHEN became.final AND became.retryable
-                                   THEN coalesce(nullif(became.error, ''), became.failure_kind) ELSE devices.error_reason END,
-               errored_at = CASE WHEN became.final AND became.retryable THEN became.changed_at ELSE devices.errored_at END,
-               total_errors = devices.total_errors + (became.final AND became.retryable)::int
+        UPDATE devices SET status = 'online'
           FROM was JOIN became USING (id)
-         WHERE devices.id = became.device_id AND was.status = 'running' AND became.status <> 'running'
-           AND (devices.status = 'busy' OR (became.final AND became.retryable));
+         WHERE devices.id = became.device_id AND devices.status = 'busy'
+           AND was.status = 'running' AND became.status <> 'running' AND NOT (became.final AND became.retryable);
+    END IF;
+
+    IF broken > 0 THEN
+        UPDATE devices
+           SET status = 'error', error_reason = coalesce(nullif(became.error, ''), became.failure_kind),
+               errored_at = became.changed_at, total_errors = devices.total_errors + 1
+          FROM was JOIN became USING (id)
+         WHERE devices.id = became.device_id AND became.final AND became.retryable AND NOT was.final;
     END IF;
 
     IF closed > 0 THEN
@@ -112,7 +115,7 @@ def row_history() -> list[pgtrigger.Trigger]:
             when=pgtrigger.After,
             operation=pgtrigger.Update,
             referencing=pgtrigger.Referencing(old="was", new="became"),
-            declare=[("changed", "bigint"), ("claimed", "bigint"), ("stopped", "bigint"), ("closed", "bigint")],
+            declare=[(name, "bigint") for name in ("changed", "claimed", "stopped", "closed", "broken")],
             func=ON_UPDATE,
         ),
     ]

@@ -81,7 +81,9 @@ class DeviceReportSerializer(StrictSerializer):
 class HeartbeatSerializer(StrictSerializer):
     agent_version = serializers.CharField(max_length=100, required=False, allow_blank=True)
     system = JSONObject(required=False, allow_null=True)
-    devices = DeviceReportSerializer(many=True, required=False, allow_null=True, max_length=DEVICES_PER_HEARTBEAT)
+    devices = DeviceReportSerializer(  # type: ignore[call-arg]
+        many=True, required=False, allow_null=True, max_length=DEVICES_PER_HEARTBEAT
+    )
 
     def validate_devices(self, reports: Any) -> Any:
         serials = [report.serial for report in reports or ()]

@@ -1,7 +1,6 @@
 """/tasks/ and /task-devices/."""
 
 from collections.abc import Callable
-from typing import Any
 from uuid import UUID
 
 from django.db.models import Prefetch

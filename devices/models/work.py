@@ -1,12 +1,15 @@
 """Tasks, the execution of each on a device, and their history."""
 
 from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 from django.conf import settings
-from django.db import models
+from django.db import connection, models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 from django_fsm import FSMField, transition
+from psycopg.types.json import Jsonb
 from uuid_utils.compat import uuid7
 
 from config.statemachine import Swept, state_triggers
@@ -19,9 +22,29 @@ RUN_LIMIT = timedelta(minutes=20)
 LEASE = timedelta(minutes=5)
 
 
+COMPLETE_RUN = """
+WITH task AS MATERIALIZED (
+    SELECT tasks.id, devices_taken - devices_done - devices_failed AS open_rows FROM tasks
+      JOIN task_devices ON task_devices.task_id = tasks.id
+      JOIN pcs ON pcs.id = task_devices.claimed_by_id
+     WHERE task_devices.id = %(row)s AND pcs.agent_id = %(agent)s AND tasks.status = 'running'
+       FOR NO KEY UPDATE OF tasks)
+UPDATE task_devices
+   SET status = 'success', result = %(result)s, completed_at = %(now)s, lease_expires_at = NULL, error = NULL,
+       failure_kind = NULL, timed_out = false, ended_by = 'complete', changed_at = %(now)s
+  FROM task
+ WHERE task_devices.id = %(row)s AND task_devices.attempt = %(attempt)s AND task_devices.status = 'running'
+RETURNING task.id, task.open_rows
+"""
+
+
 class TaskQuerySet(models.QuerySet["Task"]):
     def oldest_first(self) -> "TaskQuerySet":
         return self.order_by("created_at", "pk")
+
+    def quiet(self) -> "TaskQuerySet":
+        """Running with no row open."""
+        return self.filter(status=Task.Status.RUNNING, devices_taken=F("devices_done") + F("devices_failed"))
 
     def locked(self) -> "TaskQuerySet":
         """In the order everybody takes them: a PC, then tasks by id, then their rows, then devices by id."""
@@ -135,6 +158,27 @@ class TaskDeviceQuerySet(models.QuerySet["TaskDevice"]):
 
     def device_gone(self, now: datetime) -> "TaskDeviceQuerySet":
         return self.pending().filter(device__in=Device.objects.gone(now))
+
+    def complete_run(self, row_id: UUID, attempt: int, agent_id: Any, result: Any, now: datetime) -> Any:
+        """Lock the task and end this very attempt as a success, if it runs for this agent.
+
+        (the task's id, how many rows were open before), None when nothing was ended.
+
+        One statement where the ORM takes three, on the path every job goes. The lock comes first in it, and what the
+        row has become meanwhile is looked at again when it is updated.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(
+                COMPLETE_RUN,
+                {
+                    "row": row_id,
+                    "attempt": attempt,
+                    "agent": agent_id,
+                    "result": None if result is None else Jsonb(result),
+                    "now": now,
+                },
+            )
+            return cursor.fetchone()
 
     def unservable(self, now: datetime) -> "TaskDeviceQuerySet":
         """Pending rows nobody will claim: the device is out of use, or nobody came for a day."""

@@ -40,8 +40,16 @@ class Grant:
 
 
 def claim_token(row_id: UUID | str, attempt: int) -> str:
-    """Derived from the secret key, so that it can be said again and is stored nowhere."""
-    return salted_hmac("devices.claim_token", f"{row_id}:{attempt}", algorithm="sha256").hexdigest()
+    """Derived from the secret key, so that it can be said again and is stored nowhere. It begins with its attempt."""
+    return f"{attempt}-{salted_hmac('devices.claim_token', f'{row_id}:{attempt}', algorithm='sha256').hexdigest()}"
+
+
+def attempt_of(row_id: UUID, token: str) -> int | None:
+    """The attempt a token was given for, None when we never gave it."""
+    number = token.partition("-")[0]
+    if not (number.isascii() and number.isdigit() and len(number) < 5):
+        return None
+    return int(number) if constant_time_compare(token, claim_token(row_id, int(number))) else None
 
 
 @transaction.atomic
@@ -131,7 +139,7 @@ def _current_row(row_id: UUID, agent: Any, token: str) -> TaskDevice:
 def _fits(row: TaskDevice, agent: Any, token: str) -> bool:
     if row.claimed_by is None or row.claimed_by.agent_id != agent.pk:
         return False
-    return constant_time_compare(token, claim_token(row.pk, row.attempt))
+    return attempt_of(row.pk, token) == row.attempt
 
 
 def _running(row: TaskDevice) -> QuerySet[TaskDevice]:
@@ -141,24 +149,18 @@ def _running(row: TaskDevice) -> QuerySet[TaskDevice]:
 
 @transaction.atomic
 def complete_task_device(row_id: UUID, agent: Any, token: str, result: Any, now: datetime) -> None:
+    attempt = attempt_of(row_id, token)
+    if attempt and (ended := TaskDevice.objects.complete_run(row_id, attempt, agent.pk, result, now)):
+        task_id, open_rows = ended
+        if open_rows == 1:
+            settle(task_id, now)
+        return
     row, task = _row_to_end(row_id, agent, token, verb="complete")
     if row is None:
         return
-    if task.status == Task.Status.CANCELLED:
-        cancel_runs([row.pk], now, ended_by="complete", result=result, error=None)
-    else:
-        _running(row).update(
-            status=Status.SUCCESS,
-            result=result,
-            completed_at=now,
-            lease_expires_at=None,
-            error=None,
-            failure_kind=None,
-            timed_out=False,
-            ended_by="complete",
-            changed_at=now,
-        )
-    settle(task.pk, now)
+    if task.status != Task.Status.CANCELLED:
+        raise TokenNotCurrent
+    cancel_runs([row.pk], now, ended_by="complete", result=result, error=None)
 
 
 @transaction.atomic

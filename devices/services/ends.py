@@ -23,7 +23,8 @@ def end_runs(
     ended_by: str = "",
 ) -> None:
     """A failed attempt: again while attempts are left, else for good; of a cancelled task it is just cancelled."""
-    cancelled, failed = [], []
+    cancelled: list[UUID] = []
+    failed: list[UUID] = []
     for row in rows:
         (cancelled if tasks[row.task_id].status == Task.Status.CANCELLED else failed).append(row.pk)
     if cancelled:

@@ -82,7 +82,10 @@ def _lock_known(pc: PC, reports: dict[str, DeviceReport]) -> dict[str, Any]:
 
 
 def _write_listed(pc: PC, reports: dict[str, DeviceReport], known: dict[str, Any], now: datetime) -> None:
-    rows, online, busy, offline = [], [], [], []
+    rows: list[Device] = []
+    online: list[str] = []
+    busy: list[str] = []
+    offline: list[str] = []
     for serial, report in reports.items():
         device = known.get(serial)
         if device is not None and device.pc_id != pc.pk and device.at_work:

@@ -7,7 +7,6 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import F
 
 from config.decisions import decide, record
 from config.errors import Conflict
@@ -78,18 +77,15 @@ def promote_next_task(now: datetime) -> Task | None:
 
 def lock_active_task() -> Task | None:
     """The running task, locked. It may end while we wait for its lock, and another be running then."""
-    while active := Task.objects.filter(status=Status.RUNNING).values_list("pk", flat=True).first():
-        if task := Task.objects.filter(pk=active, status=Status.RUNNING).locked().first():
+    running = Task.objects.filter(status=Status.RUNNING)
+    while True:
+        if (task := running.locked().first()) or not running.exists():
             return task
-    return None
 
 
 def settle(task_id: UUID, now: datetime) -> Task | None:
     """End the task when it is over and start the next; the task ended. The caller holds the task's lock."""
-    quiet = Task.objects.filter(
-        pk=task_id, status=Status.RUNNING, devices_taken=F("devices_done") + F("devices_failed")
-    )
-    task = quiet.first()
+    task = Task.objects.quiet().filter(pk=task_id).first()
     if task is None or not _is_over(task):
         return None
     return _end(task, now)

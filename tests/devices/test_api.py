@@ -388,7 +388,8 @@ def bad_lists():
         ([{**one, "status": "error"}], "devices.0.status"), ([{**one, "status": "quarantined"}], "devices.0.status"),
         ([{**one, "status": None}], "devices.0.status"), ([{**one, "battery": 101}], "devices.0.battery"),
         ([{**one, "battery": -1}], "devices.0.battery"), ([{**one, "labels": {"a": 1}}], "devices.0.labels"),
-        ([{"serial": ""}], "devices.0.serial"), ([{"serial": "x" * 101}], "devices.0.serial"), ([{}], "devices.0.serial"),
+        ([{"serial": ""}], "devices.0.serial"), ([{"serial": "x" * 101}], "devices.0.serial"),
+        ([{}], "devices.0.serial"),
         ([{**one, "colour": "red"}], "devices.0.colour"), ([one, "text"], "devices.1.non_field_errors"),
         ([{"serial": f"S{n}"} for n in range(201)], "devices"), ({"serial": "S1"}, "devices"), ("all", "devices"),
     ]  # fmt: skip

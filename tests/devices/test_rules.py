@@ -325,7 +325,7 @@ def test_recovering_asks_the_pc_where_the_device_is(farm, django_user_model):
     for grant in farm.claim(pc, 3):
         farm.fail(grant)
         for _again in range(2):
-            [again] = [one for one in farm.claim(pc, 1)]
+            [again] = farm.claim(pc, 1)
             farm.fail(again)
     assert set(Device.objects.values_list("status", flat=True)) == {"error"}
     farm.beat(pc, ["PC-01-00"], offline=["PC-01-01"])
