@@ -1,5 +1,6 @@
 """Tasks, the execution of each on a device, and their history."""
 
+import json
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,6 @@ from django.db import connection, models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 from django_fsm import FSMField, transition
-from psycopg.types.json import Jsonb
 from uuid_utils.compat import uuid7
 
 from config.statemachine import Swept, state_triggers
@@ -30,7 +30,7 @@ WITH task AS MATERIALIZED (
      WHERE task_devices.id = %(row)s AND pcs.agent_id = %(agent)s AND tasks.status = 'running'
        FOR NO KEY UPDATE OF tasks)
 UPDATE task_devices
-   SET status = 'success', result = %(result)s, completed_at = %(now)s, lease_expires_at = NULL, error = NULL,
+   SET status = 'success', result = %(result)s::jsonb, completed_at = %(now)s, lease_expires_at = NULL, error = NULL,
        failure_kind = NULL, timed_out = false, ended_by = 'complete', changed_at = %(now)s
   FROM task
  WHERE task_devices.id = %(row)s AND task_devices.attempt = %(attempt)s AND task_devices.status = 'running'
@@ -174,7 +174,7 @@ class TaskDeviceQuerySet(models.QuerySet["TaskDevice"]):
                     "row": row_id,
                     "attempt": attempt,
                     "agent": agent_id,
-                    "result": None if result is None else Jsonb(result),
+                    "result": None if result is None else json.dumps(result),
                     "now": now,
                 },
             )
