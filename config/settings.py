@@ -371,6 +371,8 @@ PC_OFFLINE_AFTER = timedelta(seconds=180)
 PC_AWAY_AFTER = timedelta(minutes=20)
 # A running task nobody works on, or a row nobody claims, for longer is given up.
 TASK_STALLED_AFTER = timedelta(hours=24)
+# How late a sweep may be before the integrity report calls a task stuck.
+STUCK_AFTER = timedelta(minutes=5)
 
 
 # --- the admin ---------------------------------------------------------------------------------------------------
