@@ -130,6 +130,7 @@ def secret_key() -> str:
 
 DEBUG = env("DEBUG", boolean, False)
 DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
+DATABASE = env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR})
 SECRET_KEY = secret_key()
 PORT = env("PORT", whole(1, 65535), 8000)
 WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
@@ -210,7 +211,7 @@ TEMPLATES = [
 # One connection per thread for good: reconnecting costs django-q2 a factor of ten. No pool: it does not survive fork().
 DATABASES = {
     "default": {
-        **env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR}),
+        **DATABASE,
         "CONN_MAX_AGE": None,
         "CONN_HEALTH_CHECKS": True,
     }
@@ -235,6 +236,7 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
 ]
 LOGIN_URL = reverse_lazy("admin:login")
+LOGIN_REDIRECT_URL = reverse_lazy("admin:index")
 
 
 # --- security ----------------------------------------------------------------------------------------------------
@@ -255,7 +257,7 @@ CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [SELF],
         # The admin's Alpine.js evaluates its attributes; scripts themselves come only from here.
-        "script-src": [SELF, UNSAFE_EVAL, UNSAFE_INLINE],
+        "script-src": [SELF, UNSAFE_EVAL],
         "style-src": [SELF, UNSAFE_INLINE],
         "img-src": [SELF, "data:"],
         "font-src": [SELF, "data:"],
@@ -307,6 +309,9 @@ SPECTACULAR_SETTINGS = {
         "PCStatusEnum": "devices.models.PC.Status",
         "DeviceStatusEnum": "devices.models.Device.Status",
         "RunStatusEnum": "devices.models.TaskDevice.Status",
+        "BranchStateEnum": "locks.models.Branch.State",
+        "LockStateEnum": "locks.models.BranchLock.State",
+        "LockScopeEnum": "locks.models.Scope",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
         "ClientErrorEnum": "drf_standardized_errors.openapi_serializers.ClientErrorEnum.choices",
         "ServerErrorEnum": "drf_standardized_errors.openapi_serializers.ServerErrorEnum.choices",
@@ -345,6 +350,7 @@ Q_CLUSTER = {
     "poll": 0.2,
     "guard_cycle": 0.5,
     "label": "Background work",
+    "broker_class": f"config.supervisor.broker.{'LaneRedis' if REDIS_URL else 'LaneORM'}",
     **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
 }
 
@@ -358,9 +364,14 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "devices.expire_leases": {"cron": MINUTE},
     "devices.mark_silent_pcs": {"cron": MINUTE},
     "devices.promote_next_task": {"cron": MINUTE},
+    "config.measure_integrity": {"cron": FIVE_MINUTES},
+    "config.run_bulk_actions": {"cron": MINUTE},
+    "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
+    "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
+BULK_ACTIONS_KEPT = timedelta(days=90)
 
 
 # --- domain knobs ------------------------------------------------------------------------------------------------
