@@ -28,7 +28,7 @@ EVENT_TONES = {
     "CANCELLED": "warning",
 }  # fmt: skip
 ICONS = {"success": "check_circle", "cancelled": "cancel", None: "play_circle"}
-ROWS_SHOWN, WAITING_SHOWN = 200, 50
+ROWS_SHOWN, WAITING_SHOWN, WAITING_COUNTED = 200, 50, 100
 
 
 def _cancel(ids: list[UUID], actor: Any, reason: str) -> Counter[str]:
@@ -198,7 +198,8 @@ def _told(event: Event, attempts: dict[int, Attempt]) -> str:
 def queue_panel(request: HttpRequest) -> Panel:
     link = reverse("admin:devices_task_queue")
     active = Task.objects.filter(status=Task.Status.RUNNING).first()
-    waiting = Task.objects.filter(status=Task.Status.PENDING).count()
+    waiting = len(Task.objects.filter(status=Task.Status.PENDING).values_list("pk", flat=True)[: WAITING_COUNTED + 1])
+    shown = f"{WAITING_COUNTED}+" if waiting > WAITING_COUNTED else waiting
     rows = []
     if active is not None:
         open_rows = _now("%(open)d open, %(failed)d failed") % {
@@ -215,5 +216,5 @@ def queue_panel(request: HttpRequest) -> Panel:
             )
         )
     return Panel(
-        figures=[Figure(_now("waiting"), waiting, link)], rows=rows, link=link, empty=_now("No task is running.")
+        figures=[Figure(_now("waiting"), shown, link)], rows=rows, link=link, empty=_now("No task is running.")
     )

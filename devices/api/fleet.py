@@ -61,7 +61,7 @@ class NewPCSerializer(StrictSerializer):
     max_slots = serializers.IntegerField(min_value=1, max_value=MAX_SLOTS, default=MAX_SLOTS)
 
 
-class SlotsSerializer(StrictSerializer):
+class PCSlotsSerializer(StrictSerializer):
     max_slots = serializers.IntegerField(min_value=1, max_value=MAX_SLOTS)
 
 
@@ -78,7 +78,7 @@ class DeviceReportSerializer(StrictSerializer):
         return services.DeviceReport(told.pop("serial"), told.pop("status") == "offline", told)
 
 
-class HeartbeatSerializer(StrictSerializer):
+class PCHeartbeatSerializer(StrictSerializer):
     agent_version = serializers.CharField(max_length=100, required=False, allow_blank=True)
     system = JSONObject(required=False, allow_null=True)
     devices = DeviceReportSerializer(  # type: ignore[call-arg]
@@ -92,7 +92,7 @@ class HeartbeatSerializer(StrictSerializer):
         return reports
 
 
-class ClaimSerializer(StrictSerializer):
+class RunClaimSerializer(StrictSerializer):
     max_to_claim = serializers.IntegerField(min_value=1, default=1)
 
 
@@ -102,7 +102,7 @@ class GrantedDeviceSerializer(StrictModelSerializer):
         fields = ["id", "serial", "connection_id"]
 
 
-class GrantSerializer(serializers.Serializer[Any]):
+class RunGrantSerializer(serializers.Serializer[Any]):
     id = serializers.UUIDField()
     task_id = serializers.UUIDField(source="task.pk")
     payload = serializers.JSONField(source="task.payload")
@@ -112,12 +112,12 @@ class GrantSerializer(serializers.Serializer[Any]):
     deadline_at = serializers.DateTimeField()
 
 
-class TokenGrantSerializer(GrantSerializer):
+class RunTokenGrantSerializer(RunGrantSerializer):
     token = serializers.CharField()
 
 
-class ClaimedSerializer(serializers.Serializer[Any]):
-    task_devices = TokenGrantSerializer(many=True)
+class RunsClaimedSerializer(serializers.Serializer[Any]):
+    task_devices = RunTokenGrantSerializer(many=True)
 
 
 class PCFilters(filters.FilterSet):
@@ -155,24 +155,24 @@ class PCViewSet(OwnRows, ReadOnlyModelViewSet):
         pc = services.create_pc(**body.validated_data)
         return Response(PCSerializer(self.queryset.get(pk=pc.pk)).data)
 
-    @extend_schema(request=SlotsSerializer, responses=PCSerializer)
+    @extend_schema(request=PCSlotsSerializer, responses=PCSerializer)
     def partial_update(self, request: Request, pc_number: str) -> Response:
         pc = self.get_object()
-        body = SlotsSerializer(data=request.data)
+        body = PCSlotsSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         services.set_max_slots(pc, body.validated_data["max_slots"])
         return Response(PCSerializer(self.queryset.get(pk=pc.pk)).data)
 
-    @extend_schema(request=HeartbeatSerializer, responses=transition_responses(PCSerializer))
+    @extend_schema(request=PCHeartbeatSerializer, responses=transition_responses(PCSerializer))
     @action(detail=True, methods=["post"])
     def heartbeat(self, request: Request, pc_number: str) -> Response:
         pc = self.get_object()
-        body = HeartbeatSerializer(data=request.data)
+        body = PCHeartbeatSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         services.record_heartbeat(pc, timezone.now(), **body.validated_data)
         return Response(PCSerializer(self.queryset.get(pk=pc.pk)).data)
 
-    @extend_schema(request=ClaimSerializer, responses=ClaimedSerializer, parameters=[IDEMPOTENCY_KEY])
+    @extend_schema(request=RunClaimSerializer, responses=RunsClaimedSerializer, parameters=[IDEMPOTENCY_KEY])
     @action(detail=True, methods=["post"])
     def claim(self, request: Request, pc_number: str) -> Response:
         """The tokens are added to the answer here, outside of what the idempotency key remembers."""
@@ -184,13 +184,13 @@ class PCViewSet(OwnRows, ReadOnlyModelViewSet):
     @idempotent
     def _claim(self, request: Request) -> Response:
         pc = self.get_object()
-        body = ClaimSerializer(data=request.data)
+        body = RunClaimSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         grants = services.claim_task_devices(pc, body.validated_data["max_to_claim"], timezone.now())
-        return Response({"task_devices": GrantSerializer(grants, many=True).data})
+        return Response({"task_devices": RunGrantSerializer(grants, many=True).data})
 
 
-class HistorySerializer(StrictModelSerializer):
+class DeviceHistorySerializer(StrictModelSerializer):
     action = serializers.CharField(source="act", read_only=True)
     who = serializers.CharField(source="actor", read_only=True)
     when = serializers.DateTimeField(source="created_at", read_only=True)
@@ -205,7 +205,7 @@ class DeviceSerializer(StrictModelSerializer):
     pc_id = serializers.UUIDField(read_only=True)
     pc_number = serializers.CharField(source="pc.pc_number", read_only=True)
     labels = serializers.SerializerMethodField()
-    history = HistorySerializer(many=True, read_only=True)
+    history = DeviceHistorySerializer(many=True, read_only=True)
 
     class Meta:
         model = Device
@@ -220,7 +220,7 @@ class DeviceSerializer(StrictModelSerializer):
         return device.labels
 
 
-class ReasonSerializer(StrictSerializer):
+class DeviceReasonSerializer(StrictSerializer):
     reason = serializers.CharField(max_length=500, allow_blank=True, default="")
 
 
@@ -241,19 +241,19 @@ class DeviceViewSet(OwnRows, UUIDLookup, mixins.RetrieveModelMixin, mixins.ListM
     ordering_fields = ["serial", "created_at"]
     agent_path = "pc__agent"
 
-    @extend_schema(request=ReasonSerializer, responses=transition_responses(DeviceSerializer))
+    @extend_schema(request=DeviceReasonSerializer, responses=transition_responses(DeviceSerializer))
     @action(detail=True, methods=["post"])
     def recover(self, request: Request, pk: str) -> Response:
         return self._act(request, services.recover_devices, "Only a device in error or quarantine can be recovered.")
 
-    @extend_schema(request=ReasonSerializer, responses=transition_responses(DeviceSerializer))
+    @extend_schema(request=DeviceReasonSerializer, responses=transition_responses(DeviceSerializer))
     @action(detail=True, methods=["post"])
     def quarantine(self, request: Request, pk: str) -> Response:
         return self._act(request, services.quarantine_devices, "The device is in quarantine already.")
 
     def _act(self, request: Request, verb: Any, refusal: str) -> Response:
         device = self.get_object()
-        body = ReasonSerializer(data=request.data)
+        body = DeviceReasonSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         if not verb([device.pk], request.user, body.validated_data["reason"], timezone.now()):
             raise Conflict(refusal, code="illegal_transition")

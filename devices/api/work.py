@@ -51,7 +51,7 @@ class NewTaskSerializer(StrictSerializer):
     selector = Labels(default=dict)
 
 
-class NothingSerializer(StrictSerializer):
+class NoFieldsSerializer(StrictSerializer):
     pass
 
 
@@ -76,13 +76,13 @@ class TaskViewSet(IdempotentMixin, UUIDLookup, ReadOnlyModelViewSet):
         task = services.create_task(now=timezone.now(), **body.validated_data)
         return Response(TaskSerializer(task).data, status=201)
 
-    @extend_schema(request=NothingSerializer, responses=transition_responses(TaskSerializer))
+    @extend_schema(request=NoFieldsSerializer, responses=transition_responses(TaskSerializer))
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, pk: str) -> Response:
         return Response(TaskSerializer(services.cancel_task(self._asked(request), timezone.now())).data)
 
     @extend_schema(
-        request=NothingSerializer, responses={201: TaskSerializer, 409: transition_responses(TaskSerializer)[409]}
+        request=NoFieldsSerializer, responses={201: TaskSerializer, 409: transition_responses(TaskSerializer)[409]}
     )
     @action(detail=True, methods=["post"])
     @idempotent
@@ -91,17 +91,17 @@ class TaskViewSet(IdempotentMixin, UUIDLookup, ReadOnlyModelViewSet):
 
     def _asked(self, request: Request) -> Task:
         task: Task = self.get_object()
-        NothingSerializer(data=request.data).is_valid(raise_exception=True)
+        NoFieldsSerializer(data=request.data).is_valid(raise_exception=True)
         return task
 
 
-class AttemptSerializer(StrictModelSerializer):
+class RunAttemptSerializer(StrictModelSerializer):
     class Meta:
         model = Attempt
         fields = ["attempt_no", "claimed_by", "started_at", "ended_at", "outcome", "error"]
 
 
-class EventSerializer(StrictModelSerializer):
+class RunEventSerializer(StrictModelSerializer):
     class Meta:
         model = Event
         fields = ["event", "attempt_no", "created_at"]
@@ -113,8 +113,8 @@ class TaskDeviceSerializer(StrictModelSerializer):
     serial = serializers.CharField(source="device.serial", read_only=True)
     claimed_by = serializers.CharField(source="claimed_by.pc_number", default=None, read_only=True)
     result = serializers.JSONField(read_only=True)
-    attempts = AttemptSerializer(many=True, read_only=True)
-    events = EventSerializer(many=True, read_only=True)
+    attempts = RunAttemptSerializer(many=True, read_only=True)
+    events = RunEventSerializer(many=True, read_only=True)
 
     class Meta:
         model = TaskDevice
@@ -126,15 +126,15 @@ class TaskDeviceSerializer(StrictModelSerializer):
         read_only_fields = fields
 
 
-class TokenSerializer(StrictSerializer):
+class RunTokenSerializer(StrictSerializer):
     token = serializers.CharField(max_length=200)
 
 
-class ResultSerializer(TokenSerializer):
+class RunResultSerializer(RunTokenSerializer):
     result = BoundedJSON(default=None, allow_null=True)
 
 
-class FailureSerializer(TokenSerializer):
+class RunFailureSerializer(RunTokenSerializer):
     error = serializers.CharField(max_length=10_000, allow_blank=True, trim_whitespace=False, default="")
     retryable = serializers.BooleanField(default=True)
 
@@ -160,27 +160,27 @@ class TaskDeviceViewSet(
     agent_path = "device__pc__agent"
     required_permissions = dict.fromkeys(["ack", "renew", "complete", "fail"], ACT_AS_AGENT)
 
-    @extend_schema(request=TokenSerializer, responses=transition_responses(TaskDeviceSerializer))
+    @extend_schema(request=RunTokenSerializer, responses=transition_responses(TaskDeviceSerializer))
     @action(detail=True, methods=["post"])
     def ack(self, request: Request, pk: str) -> Response:
-        return self._act(request, TokenSerializer, services.ack_task_device)
+        return self._act(request, RunTokenSerializer, services.ack_task_device)
 
-    @extend_schema(request=TokenSerializer, responses=transition_responses(TaskDeviceSerializer))
+    @extend_schema(request=RunTokenSerializer, responses=transition_responses(TaskDeviceSerializer))
     @action(detail=True, methods=["post"])
     def renew(self, request: Request, pk: str) -> Response:
-        return self._act(request, TokenSerializer, services.renew_lease)
+        return self._act(request, RunTokenSerializer, services.renew_lease)
 
-    @extend_schema(request=ResultSerializer, responses=transition_responses(TaskDeviceSerializer))
+    @extend_schema(request=RunResultSerializer, responses=transition_responses(TaskDeviceSerializer))
     @action(detail=True, methods=["post"])
     def complete(self, request: Request, pk: str) -> Response:
-        return self._act(request, ResultSerializer, services.complete_task_device)
+        return self._act(request, RunResultSerializer, services.complete_task_device)
 
-    @extend_schema(request=FailureSerializer, responses=transition_responses(TaskDeviceSerializer))
+    @extend_schema(request=RunFailureSerializer, responses=transition_responses(TaskDeviceSerializer))
     @action(detail=True, methods=["post"])
     def fail(self, request: Request, pk: str) -> Response:
-        return self._act(request, FailureSerializer, services.fail_task_device)
+        return self._act(request, RunFailureSerializer, services.fail_task_device)
 
-    def _act(self, request: Request, form: type[TokenSerializer], verb: Callable[..., None]) -> Response:
+    def _act(self, request: Request, form: type[RunTokenSerializer], verb: Callable[..., None]) -> Response:
         """Another PC's row does not exist for an agent, whatever else it may read or send."""
         row_id = UUID(self.kwargs["pk"])
         if not TaskDevice.objects.filter(self.own(), pk=row_id).exists():
