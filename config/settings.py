@@ -352,6 +352,7 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
     "devices.mark_silent_pcs": {"cron": MINUTE},
+    "reminders.send_due_alarms": {"cron": MINUTE, "budget": timedelta(seconds=50), "parallel": 2},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
@@ -360,6 +361,8 @@ SWEEP_RUNS_KEPT = timedelta(days=7)
 # --- domain knobs ------------------------------------------------------------------------------------------------
 
 PC_OFFLINE_AFTER = timedelta(seconds=180)
+# A claim older than this belongs to a worker that died: far beyond any batch, so a slow one is never robbed.
+ALARM_CLAIM_KEPT = timedelta(hours=6)
 
 
 # --- the admin ---------------------------------------------------------------------------------------------------
