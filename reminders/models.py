@@ -204,6 +204,14 @@ class DeletedAlarm(models.Model):
         return str(self.id)
 
 
+class AlarmDeliveryQuerySet(models.QuerySet["AlarmDelivery"]):
+    def abandoned(self, now: datetime) -> "AlarmDeliveryQuerySet":
+        """Claimed long ago, and the alarm that would come back to it is gone or has moved on."""
+        owner = Alarm.objects.filter(pk=models.OuterRef("alarm_id"), occurrence=models.OuterRef("occurrence"))
+        open_ = self.filter(state__in=[AlarmDelivery.State.CLAIMED, AlarmDelivery.State.UNKNOWN])
+        return open_.filter(claimed_at__lt=now - settings.ALARM_CLAIM_KEPT).exclude(models.Exists(owner))
+
+
 class AlarmDelivery(models.Model):
     """One occurrence of an alarm on its way to messaging. Survives its alarm."""
 
@@ -215,6 +223,7 @@ class AlarmDelivery(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid7, db_default=RandomUUID(), editable=False)
     alarm_id = models.UUIDField(_("alarm"))
+    application_id = models.UUIDField(_("application"), null=True, blank=True)
     occurrence = models.IntegerField(_("occurrence"))
     idempotency_key = models.CharField(_("idempotency key"), max_length=100, unique=True)
     state = FSMField(
@@ -225,6 +234,7 @@ class AlarmDelivery(models.Model):
     claimed_at = models.DateTimeField(_("claimed"), db_default=Now())
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 
+    objects = AlarmDeliveryQuerySet.as_manager()
     liveness = {
         State.CLAIMED: Swept("reminders.send_due_alarms", _("6 hours after the claim"), since="claimed_at"),
         State.UNKNOWN: Swept("reminders.send_due_alarms", _("6 hours after the claim"), since="claimed_at"),

@@ -1,6 +1,6 @@
 """Deliveries nobody will come back to: the alarm has moved on or is gone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from messaging.models import Message
 from reminders.models import Alarm, AlarmDelivery
 
 State = AlarmDelivery.State
+SUPERSEDED = "superseded"
 
 
 def supersede(alarm: Alarm, now: datetime) -> None:
@@ -19,17 +20,44 @@ def supersede(alarm: Alarm, now: datetime) -> None:
     if alarm.processed_at and alarm.processed_at >= now - settings.ALARM_CLAIM_KEPT:
         return
     current = AlarmDelivery.objects.filter(alarm_id=alarm.pk, occurrence=alarm.occurrence)
-    settle_deliveries(current.exclude(state=State.SENT).values_list("pk", flat=True), now)
+    settle_deliveries(list(current.values_list("pk", flat=True)), now)
 
 
 @transaction.atomic
-def settle_deliveries(ids: Sequence[UUID] | object, now: datetime, run_id: UUID | None = None) -> dict[str, int]:
+def settle_deliveries(ids: Iterable[UUID], now: datetime, run_id: UUID | None = None) -> int:
     """What messaging holds was sent, whoever failed to write it down; the rest is given up."""
-    found = AlarmDelivery.objects.filter(pk__in=ids).exclude(state=State.SENT).select_for_update(skip_locked=True)
-    rows = {delivery.idempotency_key: delivery for delivery in found}
-    messages = dict(Message.objects.filter(idempotency_key__in=rows).values_list("idempotency_key", "pk"))
-    # The graph knows no way from failed or unknown but through a claim.
-    AlarmDelivery.objects.filter(pk__in=[row.pk for row in rows.values()]).exclude(state=State.CLAIMED).update(
-        state=State.CLAIMED
+    open_ = AlarmDelivery.objects.filter(pk__in=ids).exclude(state=State.SENT)
+    rows = list(open_.select_for_update(skip_locked=True).order_by("pk"))
+    if not rows:
+        return 0
+    before = {row.pk: row.state for row in rows}
+    messages = _messages_of(rows)
+    # The graph leads from unknown and failed only through a new claim.
+    open_.filter(pk__in=before).exclude(state=State.CLAIMED).update(state=State.CLAIMED)
+    for row in rows:
+        if row.state != State.CLAIMED:
+            row.claim()
+        row.message_id = messages.get(row.idempotency_key)
+        row.send() if row.message_id else row.fail()
+        row.reason, row.ended_at = "" if row.message_id else SUPERSEDED, now
+    AlarmDelivery.objects.bulk_update(rows, ["state", "message_id", "reason", "ended_at"])
+    record(
+        decide(
+            "settle_abandoned_delivery",
+            row,
+            before={"state": before[row.pk]},
+            after={"state": row.state, "reason": row.reason},
+            inputs={"claimed_at": row.claimed_at.isoformat()},
+            run_id=run_id,
+        )
+        for row in rows
     )
-    return {}
+    return len(rows)
+
+
+def _messages_of(rows: list[AlarmDelivery]) -> dict[str, UUID]:
+    found = Message.objects.filter(
+        application_id__in={row.application_id for row in rows},
+        idempotency_key__in=[row.idempotency_key for row in rows],
+    )
+    return dict(found.values_list("idempotency_key", "pk"))
