@@ -226,9 +226,7 @@ class AlarmDelivery(models.Model):
     application_id = models.UUIDField(_("application"), null=True, blank=True)
     occurrence = models.IntegerField(_("occurrence"))
     idempotency_key = models.CharField(_("idempotency key"), max_length=100, unique=True)
-    state = FSMField(
-        _("state"), choices=State.choices, default=State.CLAIMED, db_default=State.CLAIMED, protected=True
-    )
+    state = FSMField(_("state"), choices=State.choices, default=State.CLAIMED, db_default=State.CLAIMED, protected=True)
     message_id = models.UUIDField(_("message"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=100, db_default="", default="", blank=True)
     claimed_at = models.DateTimeField(_("claimed"), db_default=Now())
@@ -248,9 +246,9 @@ class AlarmDelivery(models.Model):
         verbose_name = _("delivery")
         verbose_name_plural = _("deliveries")
         triggers = state_triggers("state")
-        constraints = [models.UniqueConstraint(fields=["alarm_id", "occurrence"], name="alarm_delivery_once")]
         indexes = [
-            models.Index(fields=["state", "claimed_at"], condition=~Q(state="sent"), name="alarm_delivery_open")
+            models.Index(fields=["alarm_id", "occurrence"], name="alarm_delivery_of_alarm"),
+            models.Index(fields=["state", "claimed_at"], condition=~Q(state="sent"), name="alarm_delivery_open"),
         ]
 
     def __str__(self) -> str:

@@ -60,4 +60,4 @@ def _messages_of(rows: list[AlarmDelivery]) -> dict[str, UUID]:
         application_id__in={row.application_id for row in rows},
         idempotency_key__in=[row.idempotency_key for row in rows],
     )
-    return dict(found.values_list("idempotency_key", "pk"))
+    return {str(key): pk for key, pk in found.values_list("idempotency_key", "pk")}
