@@ -36,8 +36,8 @@ def alarm_triggers() -> list[pgtrigger.Trigger]:
             when=pgtrigger.Before,
             operation=pgtrigger.Update,
             condition=pgtrigger.Condition(
-                "(OLD.page_id, OLD.user_id, OLD.title, OLD.body, OLD.next_alarm_time, OLD.sent_count,"
-                " OLD.last_notification_id) IS DISTINCT FROM (NEW.page_id, NEW.user_id, NEW.title, NEW.body,"
+                "ROW(OLD.page_id, OLD.user_id, OLD.title, OLD.body, OLD.next_alarm_time, OLD.sent_count,"
+                " OLD.last_notification_id) IS DISTINCT FROM ROW(NEW.page_id, NEW.user_id, NEW.title, NEW.body,"
                 " NEW.next_alarm_time, NEW.sent_count, NEW.last_notification_id)"
             ),
             func=f"""
