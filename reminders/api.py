@@ -95,9 +95,17 @@ class PagesDoneSerializer(serializers.Serializer[Any]):
     deleted = serializers.IntegerField()
 
 
+class Moment(serializers.DateTimeField):
+    def to_internal_value(self, value: Any) -> Any:
+        # Python reads a time that ends in NUL.
+        if isinstance(value, str) and "\x00" in value:
+            self.fail("invalid", format="ISO 8601")
+        return super().to_internal_value(value)
+
+
 class PullSerializer(StrictSerializer):
     user_id = Key(required=False)
-    since = serializers.DateTimeField(required=False)
+    since = Moment(required=False)
 
 
 class PulledSerializer(serializers.Serializer[Any]):

@@ -33,3 +33,10 @@ def application(db):
 @pytest.fixture
 def operator(make_client):
     return make_client("operator", username="operator")
+
+
+@pytest.fixture
+def api_client():
+    from rest_framework.test import APIClient
+
+    return APIClient()
