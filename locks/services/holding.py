@@ -1,0 +1,204 @@
+"""What a holder does with its lock, and what a lock-admin does with any."""
+
+import json
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from config import decisions
+from config.errors import Forbidden, Invalid, Missing
+from locks.models import Branch, BranchLock, LockEvent, LockWaiter
+from locks.services.branches import PATIENCE, move, take_branch, take_branches
+from locks.services.grants import SILENT, end_locks, expire_locks
+from locks.services.refusals import LockGone, StaleFence
+
+HOLDERS_TOTAL = timedelta(hours=24)
+ADMINS_TOTAL = timedelta(days=30)
+AUTOMATIC = timedelta(hours=2)
+KEPT_HEARTBEATS = 100
+
+
+def held(lock_id: Any) -> BranchLock:
+    """A lock, ended or not, with its clocks read."""
+    lock = BranchLock.objects.clocked().select_related("branch").filter(pk=lock_id).first()
+    if lock is None:
+        raise Missing("There is no such lock.")
+    return lock
+
+
+def refuse_stranger(lock: BranchLock, actor: str, admin: bool) -> None:
+    if lock.locked_by != actor and not admin:
+        raise Forbidden("Only its holder or a lock-admin may do this.")
+
+
+def authorize(lock: BranchLock, fence: int, actor: str, admin: bool, *, expired_too: bool = False) -> None:
+    """In the order of the contract: 403, 410, 409."""
+    refuse_stranger(lock, actor, admin)
+    unforced = expired_too and lock.state == BranchLock.State.ACTIVE and not lock.auto_release_enabled
+    if lock.dead and not unforced:
+        raise LockGone
+    if lock.fence != fence:
+        raise StaleFence
+
+
+# Checks, beats, extends and records in one statement; no branch row is taken, so holders never wait for each other.
+BEAT = f"""
+    WITH {PATIENCE}, was AS (
+        SELECT l.*, statement_timestamp() AS now,
+               CASE WHEN %(remaining)s * interval '1 hour' > l.expires_at - statement_timestamp()
+                    THEN greatest(l.expires_at, least(l.expires_at + interval '2 hours',
+                                                      l.locked_at + interval '24 hours'))
+                    ELSE l.expires_at END AS new_expiry
+          FROM branch_locks AS l CROSS JOIN patience
+         WHERE l.id = %(id)s AND l.fence = %(fence)s AND l.state = 'active' AND (%(admin)s OR l.locked_by = %(actor)s)
+           FOR NO KEY UPDATE OF l
+    ), beat AS (
+        UPDATE branch_locks AS l
+           SET last_heartbeat = was.now, expires_at = was.new_expiry, status = %(status)s,
+               heartbeat_source = coalesce(%(source)s, l.heartbeat_source),
+               progress = coalesce(%(progress)s, l.progress),
+               estimated_remaining_hours = coalesce(%(remaining)s, l.estimated_remaining_hours),
+               estimated_at = CASE WHEN %(remaining)s IS NULL THEN l.estimated_at ELSE was.now END
+          FROM was
+         WHERE l.id = was.id AND l.expires_at >= statement_timestamp()
+           AND NOT (l.heartbeat_interval > 0 AND coalesce(l.last_heartbeat, l.locked_at)
+                    + make_interval(secs => 3 * l.heartbeat_interval) < statement_timestamp())
+        RETURNING l.branch_id, l.id, l.fence, l.last_heartbeat, l.heartbeat_interval, l.expires_at,
+                  was.expires_at AS old_expiry
+    ), extended AS (
+        INSERT INTO branch_lock_events (branch_id, lock_id, kind, actor, reason, fence, details)
+        SELECT branch_id, id, 'EXTENDED', %(actor)s, 'estimated to need longer', fence, jsonb_build_object(
+            'automatic', true, 'from', old_expiry, 'to', expires_at) FROM beat WHERE expires_at <> old_expiry
+    ), told AS (
+        INSERT INTO branch_lock_events (branch_id, lock_id, kind, actor, fence, details)
+        SELECT branch_id, id, 'HEARTBEAT', %(actor)s, fence, %(details)s FROM beat
+    )
+    SELECT last_heartbeat, heartbeat_interval, expires_at FROM beat
+"""
+PRUNE = """
+    DELETE FROM branch_lock_events WHERE id IN (
+        SELECT id FROM branch_lock_events WHERE lock_id = %s AND kind = 'HEARTBEAT' ORDER BY id DESC OFFSET %s)
+"""
+
+
+@transaction.atomic
+def record_heartbeat(
+    lock_id: Any,
+    fence: int,
+    actor: str,
+    *,
+    admin: bool = False,
+    source: str | None = None,
+    status: str = "healthy",
+    progress: float | None = None,
+    remaining: float | None = None,
+) -> dict[str, Any]:
+    told = {"service_name": source, "status": status, "progress": progress, "estimated_remaining_hours": remaining}
+    details = json.dumps({name: value for name, value in told.items() if value is not None})
+    values = {
+        "id": lock_id, "fence": fence, "actor": actor, "admin": admin, "source": source, "status": status,
+        "progress": progress, "remaining": remaining, "details": details,
+    }  # fmt: skip
+    with connection.cursor() as cursor:
+        cursor.execute(BEAT_TYPED, values)
+        beat = cursor.fetchone()
+        if beat is None:
+            authorize(held(lock_id), fence, actor, admin)
+            raise LockGone  # it ran out between the two statements
+        cursor.execute(PRUNE, [lock_id, KEPT_HEARTBEATS])
+    return {"last_heartbeat": beat[0], "next_interval": beat[1], "expires_at": beat[2]}
+
+
+BEAT_TYPED = (
+    BEAT.replace("%(remaining)s", "%(remaining)s::float8")
+    .replace("%(progress)s", "%(progress)s::float8")
+    .replace("%(source)s", "%(source)s::text")
+    .replace("%(details)s", "%(details)s::jsonb")
+    .replace("%(admin)s", "%(admin)s::boolean")
+)
+
+
+@transaction.atomic
+def extend_lock(lock_id: Any, fence: int, hours: float, reason: str, actor: str, *, admin: bool = False) -> BranchLock:
+    take_branches([held(lock_id).branch_id])
+    lock = BranchLock.objects.clocked().select_for_update(of=("self",), no_key=True).get(pk=lock_id)
+    authorize(lock, fence, actor, admin)
+    limit = ADMINS_TOTAL if admin else HOLDERS_TOTAL
+    old, new = lock.expires_at, lock.expires_at + timedelta(hours=hours)
+    if new - lock.locked_at > limit:
+        raise Invalid(f"At most {limit.total_seconds() / 3600:g} hours in total.", attr="extension_hours")
+    lock.expires_at = new
+    lock.save(update_fields=["expires_at"])
+    details = {"from": old.isoformat(), "to": new.isoformat(), "extension_hours": hours}
+    LockEvent.objects.create(
+        branch_id=lock.branch_id, lock=lock, kind=LockEvent.Kind.EXTENDED, actor=actor, reason=reason,
+        fence=lock.fence, details=details,
+    )  # fmt: skip
+    return lock
+
+
+@transaction.atomic
+def release_lock(lock_id: Any, fence: int, actor: str, *, admin: bool = False) -> None:
+    lock = held(lock_id)
+    branches = take_branches([lock.branch_id])
+    lock = held(lock_id)
+    authorize(lock, fence, actor, admin, expired_too=True)
+    end_locks(branches, [lock_id], actor, "", forced=False)
+
+
+@transaction.atomic
+def force_unlock(
+    actor: str, reason: str, *, branch: str | None = None, lock_ids: Collection[Any] | None = None
+) -> list[BranchLock]:
+    """End the locks named, or all the branch holds now. What has ended already is left alone."""
+    rows = BranchLock.objects.active()
+    if branch is not None:
+        rows = rows.filter(branch__name=branch)
+    if lock_ids is not None:
+        rows = rows.filter(pk__in=lock_ids)
+    branches = take_branches(rows.values_list("branch_id", flat=True))
+    return end_locks(branches, [lock.pk for lock in rows], actor, reason, forced=True) if branches else []
+
+
+@transaction.atomic
+def set_branch_state(name: str, state: str, actor: str, reason: str) -> Branch:
+    branch = take_branch(name)
+    move(branch, state, actor, reason)
+    if branch.state == Branch.State.ERROR:
+        ids = list(BranchLock.objects.active().on(branch.pk).values_list("pk", flat=True))
+        end_locks([branch], ids, actor, reason, forced=True)
+    return branch
+
+
+def reap(ids: Collection[Any], run_id: UUID | None = None) -> dict[str, int]:
+    """One page of a sweep. A busy branch is left for whoever holds it or for the next tick."""
+    branches = take_branches(BranchLock.objects.filter(pk__in=ids).values_list("branch_id", flat=True), skip_busy=True)
+    ended = expire_locks(branches, ids, how="sweep") if branches else []
+    decisions.record(
+        decisions.decide(
+            "a lock out of time blocks nobody",
+            lock,
+            before={"state": "active"},
+            after={"state": "expired"},
+            inputs={"expires_at": lock.expires_at.isoformat(), "heartbeat_interval": lock.heartbeat_interval},
+            run_id=run_id,
+        )
+        for lock in ended
+    )
+    return {"expired": len(ended)} if ended else {}
+
+
+def postpone_silence(ids: Collection[Any]) -> None:
+    """Those that were heard of since: the trigger puts the bound where it belongs now."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE branch_locks SET silent_after = NULL WHERE id = ANY(%s) AND state = 'active' AND NOT {SILENT}",
+            [list(ids)],
+        )
+
+
+def drop_overdue_waiters(ids: Collection[int]) -> int:
+    return LockWaiter.objects.overdue().filter(pk__in=ids).update(state=LockWaiter.State.GONE)

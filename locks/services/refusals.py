@@ -1,0 +1,143 @@
+"""Why a lock or a write is refused, and the bodies that say so."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from config.errors import Conflict, DomainError, Gone
+from locks.models import Branch, BranchLock, Scope
+
+WIDTH = {scope: place for place, scope in enumerate(Scope.values)}
+LONGEST_RETRY = 1800
+
+
+class LockConflict(Conflict):
+    """Somebody else holds it, or stood in line before."""
+
+    code = "lock_conflict"
+
+
+class StaleFence(Conflict):
+    code = "stale_fence"
+
+    def __init__(self) -> None:
+        super().__init__("This fence is not the lock's: it was granted anew, or never yours.")
+
+
+class LockGone(Gone):
+    code = "lock_gone"
+
+    def __init__(self) -> None:
+        super().__init__("This lock has ended or expired. Acquire a new one.")
+
+
+class Locked(DomainError):
+    """A write that a lock, or the state of the branch, does not let through."""
+
+    status = 423
+    code = "locked"
+
+    def __init__(self, why: str, body: dict[str, Any]) -> None:
+        super().__init__(body["message"], code=why, retry_after=body["retry_after"])
+        self.body = body
+
+
+def eta_seconds(lock: BranchLock) -> int | None:
+    if lock.estimated_remaining_hours is None or lock.estimated_at is None:
+        return None
+    passed = (lock.now - lock.estimated_at).total_seconds()
+    return max(0, round(lock.estimated_remaining_hours * 3600 - passed))
+
+
+def retry_after(lock: BranchLock) -> int:
+    delay_ends = getattr(lock, "delay_ends", None)
+    eta = None if delay_ends else eta_seconds(lock)
+    wait = eta if eta is not None else ((delay_ends or lock.expires_at) - lock.now).total_seconds()
+    return min(LONGEST_RETRY, max(1, math.ceil(wait)))
+
+
+def widest(locks: Iterable[BranchLock]) -> list[BranchLock]:
+    """The one to name first: the widest, then the oldest."""
+    return sorted(locks, key=lambda lock: (WIDTH[lock.lock_scope], lock.locked_at, str(lock.pk)))
+
+
+def conflict_json(lock: BranchLock) -> dict[str, Any]:
+    return {
+        "lock_id": str(lock.pk),
+        "locked_by": lock.locked_by,
+        "locked_at": lock.locked_at,
+        "reason": lock.reason,
+        "expires_at": lock.expires_at,
+        "lock_type": lock.lock_type,
+        "lock_scope": lock.lock_scope,
+        "resource_type": lock.resource_type,
+        "resource_id": lock.resource_id,
+        "heartbeat_health": lock.heartbeat_health,
+        "progress": lock.progress,
+    }
+
+
+def conflict(blockers: list[BranchLock]) -> LockConflict:
+    blockers = widest(blockers)
+    wait = retry_after(blockers[0]) if blockers else 1
+    text = f"Held by {blockers[0].locked_by}: {blockers[0].reason}" if blockers else "Others wait for it already."
+    extra = {"conflicts": [conflict_json(lock) for lock in blockers], "retry_after": wait}
+    return LockConflict(text, extra=extra, retry_after=wait)
+
+
+def wrong_state(branch: Branch) -> LockConflict:
+    text = f"The branch {branch.name} is {branch.state}."
+    return LockConflict(
+        text, code="branch_state", extra={"conflicts": [], "retry_after": LONGEST_RETRY}, retry_after=LONGEST_RETRY
+    )
+
+
+def locked(branch: Branch, resource_type: str | None, blockers: list[BranchLock]) -> Locked:
+    lock = widest(blockers)[0]
+    narrow = lock.lock_scope != Scope.BRANCH
+    what = " ".join(filter(None, [lock.resource_type, lock.resource_id])) or "The whole branch"
+    return Locked(
+        "locked",
+        {
+            "error": "Locked",
+            "message": f"{what} on {branch.name} is locked by {lock.locked_by}: {lock.reason}",
+            "branch": branch.name,
+            "resource_type": resource_type,
+            "lock_scope": lock.lock_scope,
+            "locked_by": lock.locked_by,
+            "reason": lock.reason,
+            "progress": lock.progress,
+            "eta_seconds": eta_seconds(lock),
+            "retry_after": retry_after(lock),
+            "other_resources_available": narrow,
+            "alternative_actions": alternatives(narrow),
+        },
+    )
+
+
+def closed(branch: Branch, resource_type: str | None) -> Locked:
+    state = branch.state.lower()
+    return Locked(
+        f"branch_{state}",
+        {
+            "error": "Locked",
+            "message": f"The branch {branch.name} is {branch.state} and takes no writes.",
+            "branch": branch.name,
+            "resource_type": resource_type,
+            "lock_scope": None,
+            "locked_by": None,
+            "reason": None,
+            "progress": None,
+            "eta_seconds": None,
+            "retry_after": LONGEST_RETRY,
+            "other_resources_available": False,
+            "alternative_actions": ["Write to another branch.", "Ask a lock-admin to change the branch's state."],
+        },
+    )
+
+
+def alternatives(narrow: bool) -> list[str]:
+    actions = ["Save a draft and publish it later.", "Try again after retry_after seconds."]
+    if narrow:
+        actions.insert(0, "Work on other resources of the branch.")
+    return actions
