@@ -1,4 +1,4 @@
-from reminders.services.operating import delete_alarm, make_due, release_claims, reset_counts
+from reminders.services.operating import delete_alarm, make_due, part_twins, release_claims, reset_counts
 from reminders.services.registering import Registration, register_alarm
 from reminders.services.sending import BATCH, schedule, send_batch
 from reminders.services.settling import settle_deliveries
@@ -12,6 +12,7 @@ __all__ = [
     "Registration",
     "delete_alarm",
     "make_due",
+    "part_twins",
     "pull_changes",
     "register_alarm",
     "release_claims",

@@ -1,8 +1,10 @@
 """Take due alarms, so that nobody else does, and open a delivery for each that will be sent."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -89,10 +91,11 @@ def zones_of(owners: Iterable[Owner], lock: bool = False) -> dict[Owner, ZoneInf
         return {}
     applications, users = (list(values) for values in zip(*wanted, strict=True))
     with connection.cursor() as cursor:
-        if lock:
-            cursor.execute(MAKE_MISSING_USERS, [applications, users])
         cursor.execute(LOCK_USERS if lock else READ_USERS, [applications, users])
         known = {(application, user): name for application, user, name in cursor.fetchall()}
+        if lock and len(known) < len(wanted):
+            cursor.execute(MAKE_MISSING_USERS, [applications, users])
+            cursor.execute(LOCK_USERS, [applications, users])
     return {owner: zone_of(known.get(owner), owner[1]) for owner in wanted}
 
 
@@ -119,19 +122,23 @@ def open_deliveries(claims: Sequence[Claim], now: datetime) -> None:
         cursor.execute(
             """
             INSERT INTO alarm_delivery AS old (id, alarm_id, application_id, occurrence, idempotency_key, claimed_at)
-            SELECT *, %s FROM unnest(%s::uuid[], %s::uuid[], %s::uuid[], %s::int[], %s::text[])
+            SELECT id, alarm_id, application_id, occurrence, key, %s FROM json_to_recordset(%s::json)
+                AS claim (id uuid, alarm_id uuid, application_id uuid, occurrence int, key text)
             ON CONFLICT (idempotency_key) DO UPDATE
                SET state = 'claimed', claimed_at = EXCLUDED.claimed_at, ended_at = NULL WHERE old.state <> 'sent'
             """,
-            [
-                now,
-                [uuid7() for _claim in claims],
-                [claim.alarm_id for claim in claims],
-                [claim.application_id for claim in claims],
-                [claim.occurrence for claim in claims],
-                [claim.key for claim in claims],
-            ],
+            [now, json.dumps([_opening(claim) for claim in claims], default=str)],
         )
+
+
+def _opening(claim: Claim) -> dict[str, Any]:
+    return {
+        "id": uuid7(),
+        "alarm_id": claim.alarm_id,
+        "application_id": claim.application_id,
+        "occurrence": claim.occurrence,
+        "key": claim.key,
+    }
 
 
 def tell_rescues(claims: Sequence[Claim], now: datetime, run_id: UUID | None) -> None:

@@ -1,5 +1,6 @@
 """Write down what became of a batch: only where the claim is still ours."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -98,10 +99,10 @@ def taken_times(owners: Iterable[Owner], now: datetime) -> dict[Owner, set[datet
 
 
 UPDATE = """
-    WITH result AS (
-        SELECT * FROM unnest(%s::uuid[], %s::int[], %s::timestamptz[], %s::uuid[], %s::text[], %s::text[], %s::int[],
-                             %s::timestamptz[])
-            AS result (id, occurrence, next_alarm_time, message_id, title, body, refusals, retry_at)
+    WITH result AS MATERIALIZED (
+        SELECT * FROM json_to_recordset(%s::json)
+            AS result (id uuid, occurrence int, next_alarm_time timestamptz, message_id uuid, title text, body text,
+                       refusals int, retry_at timestamptz)
     ), held AS MATERIALIZED (
         SELECT alarm.id FROM alarm JOIN result USING (id)
          WHERE alarm.processed_at = %s AND alarm.occurrence = result.occurrence
@@ -122,32 +123,26 @@ UPDATE = """
 def update_alarms(results: Sequence[Result], times: dict[UUID, datetime], now: datetime) -> set[UUID]:
     """One statement for all, guarded by claim and occurrence; locked in order, so a pages' sync cannot deadlock with
     it. Answers with the alarms that were still ours."""
-    columns = zip(*(_changes(result, times, now) for result in results), strict=True)
     if not results:
         return set()
+    rows = [_changes(result, times, now) for result in results]
     with connection.cursor() as cursor:
-        cursor.execute(UPDATE, [*map(list, columns), now])
+        cursor.execute(UPDATE, [json.dumps(rows, default=str), now])
         return {pk for (pk,) in cursor.fetchall()}
 
 
-def _changes(result: Result, times: dict[UUID, datetime], now: datetime) -> tuple[Any, ...]:
-    """Occurrence claimed, next time, message, title, body, refusals in a row, time of the next try."""
-    claim, words = result.claim, result.words if result.message_id else None
-    refusals, retry_at = 0, None
+def _changes(result: Result, times: dict[UUID, datetime], now: datetime) -> dict[str, Any]:
+    """What to write; what is left out stays as it is."""
+    claim = result.claim
+    row: dict[str, Any] = {"id": claim.alarm_id, "occurrence": claim.occurrence, "refusals": 0}
     if result.outcome == "failed":
-        refusals, retry_at = claim.refusals + 1, retry_time(claim.refusals + 1, now)
-    elif result.deferred:
-        refusals = claim.refusals
-    return (
-        claim.alarm_id,
-        claim.occurrence,
-        times.get(claim.alarm_id),
-        result.message_id,
-        words.title if words else None,
-        words.body if words else None,
-        refusals,
-        retry_at,
-    )
+        refusals = claim.refusals + 1
+        return {**row, "refusals": refusals, "retry_at": retry_time(refusals, now)}
+    row["next_alarm_time"] = times[claim.alarm_id]
+    if result.deferred:
+        return {**row, "refusals": claim.refusals}
+    assert result.words
+    return {**row, "message_id": result.message_id, "title": result.words.title, "body": result.words.body}
 
 
 def close_deliveries(results: Sequence[Result], held: set[UUID], now: datetime) -> None:
@@ -164,20 +159,20 @@ def close_deliveries(results: Sequence[Result], held: set[UUID], now: datetime) 
             """
             UPDATE alarm_delivery AS delivery
                SET state = ending.state, message_id = ending.message_id, reason = ending.reason, ended_at = %s
-              FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::text[]) AS ending (key, state, message_id, reason)
+              FROM json_to_recordset(%s::json) AS ending (key text, state text, message_id uuid, reason text)
              WHERE delivery.idempotency_key = ending.key AND delivery.state = 'claimed'
             """,
-            [now, *(list(column) for column in zip(*rows, strict=True))],
+            [now, json.dumps(rows, default=str)],
         )
 
 
-def _ending(result: Result, held: bool) -> tuple[str, str, UUID | None, str]:
+def _ending(result: Result, held: bool) -> dict[str, Any]:
     key = result.claim.key
     if result.message_id:
-        return key, State.SENT, result.message_id, ""
+        return {"key": key, "state": State.SENT, "message_id": result.message_id, "reason": ""}
     if result.unknown or result.deferred:
-        return key, State.UNKNOWN, None, result.reason
-    return key, State.FAILED, None, result.reason if held else SUPERSEDED
+        return {"key": key, "state": State.UNKNOWN, "reason": result.reason}
+    return {"key": key, "state": State.FAILED, "reason": result.reason if held else SUPERSEDED}
 
 
 def tell_deferrals(claims: Sequence[Claim], held: set[UUID], times: dict[UUID, datetime], run_id: UUID | None) -> None:
