@@ -16,6 +16,8 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
 from config.console import ConsoleAdmin, Entry, Figure, Panel, badge, confirmed_action, panel, pill
+from config.console.reports import object_link
+from messaging.models import Message
 from reminders import services
 from reminders.models import Alarm, AlarmDelivery, DeletedAlarm, Page, UserInfo, zone_of
 from reminders.services.times import is_night
@@ -159,7 +161,9 @@ def standing(alarm: Any, now: datetime) -> str:
 def message_link(message_id: UUID | None) -> str:
     if message_id is None:
         return "–"
-    link = reverse("admin:messaging_message_change", args=[message_id])
+    link = object_link(Message, message_id)
+    if not link:
+        return str(message_id)
     return format_html('<a class="sb-link" href="{}">{}</a>', link, message_id)
 
 

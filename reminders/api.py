@@ -1,7 +1,6 @@
 import time
 from typing import Any
 
-from django.db.models import QuerySet
 from django.urls import include, path
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiResponse, extend_schema
@@ -13,7 +12,7 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
-from config.errors import Forbidden, Invalid
+from config.errors import Forbidden
 from config.rest import (
     SEE_ALL_TENANTS,
     CursorPages,
@@ -23,7 +22,7 @@ from config.rest import (
     TenantQuerysetMixin,
     UUIDLookup,
 )
-from messaging.models import Application
+from messaging.api.tenancy import applications_of, chosen_application
 from reminders import services
 from reminders.models import BODY_LENGTH, ID_LENGTH, TITLE_LENGTH, Alarm, validate_zone
 
@@ -139,24 +138,8 @@ class ApplicationView(APIView):
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
-        if not self.applications().exists():
+        if not applications_of(request.user).exists():
             raise Forbidden("This client belongs to no application.")
-
-    def applications(self) -> QuerySet[Application]:
-        user: Any = self.request.user
-        every = Application.objects.all()
-        return every if user.has_perm(SEE_ALL_TENANTS) else every.filter(members=user)
-
-    def application(self, slug: str | None) -> Application:
-        if slug is not None:
-            named = self.applications().filter(slug=slug).first()
-            if named is None:
-                raise Invalid("There is no such application.", code="does_not_exist", attr="application")
-            return named
-        first, *others = self.applications()[:2]
-        if others:
-            raise Invalid("This client has several applications: name one.", code="required", attr="application")
-        return first
 
     def asked(self, serializer_class: type[StrictSerializer]) -> dict[str, Any]:
         serializer = serializer_class(data=self.request.data)
@@ -170,7 +153,7 @@ class RegisterView(IdempotentMixin, ApplicationView):
     @extend_schema(request=RegisterSerializer, responses=RegisteredSerializer)
     def post(self, request: Request) -> Response:
         asked = self.asked(RegisterSerializer)
-        application = self.application(asked.pop("application", None))
+        application = chosen_application(request.user, asked.pop("application", None))
         alarm = services.register_alarm(application, services.Registration(**asked), timezone.now())
         answer = {
             "success": True,
@@ -193,7 +176,7 @@ class PagesView(IdempotentMixin, ApplicationView):
             updated=[services.PageText(**item) for item in asked.get("updated", [])],
             deleted=asked.get("deleted", []),
         )
-        return Response(services.sync_pages(self.application(asked.get("application")), changes))
+        return Response(services.sync_pages(chosen_application(request.user, asked.get("application")), changes))
 
 
 class ScheduleView(APIView):

@@ -76,9 +76,7 @@ class UserInfo(models.Model):
         Application, models.CASCADE, related_name="+", db_index=False, verbose_name=_("application")
     )
     user_id = models.CharField(_("user"), max_length=ID_LENGTH)
-    timezone = models.CharField(
-        _("time zone"), max_length=64, default=DEFAULT_ZONE, db_default=DEFAULT_ZONE, validators=[validate_zone]
-    )
+    timezone = models.CharField(_("time zone"), max_length=64, default=DEFAULT_ZONE, db_default=DEFAULT_ZONE)
 
     class Meta:
         db_table = "user_info"
@@ -88,6 +86,13 @@ class UserInfo(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user_id} ({self.timezone})"
+
+    def clean(self) -> None:
+        # Not a validator of the field: a migration would have to import this module to name it.
+        try:
+            validate_zone(self.timezone)
+        except ValidationError as error:
+            raise ValidationError({"timezone": error}) from None
 
 
 class AlarmQuerySet(models.QuerySet["Alarm"]):

@@ -8,6 +8,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from messaging.models import Message
+from messaging.services import SubscriptionSpec, upsert_subscriptions
 from reminders.models import Alarm, AlarmDelivery, DeletedAlarm, Page, UserInfo
 from reminders.services import send_batch
 from tests.reminders.factories import NOON, AlarmFactory, ApplicationFactory, PageFactory
@@ -202,6 +203,18 @@ def test_register_honours_the_idempotency_key(client):
     assert attrs(register(client, title="t", headers={"Idempotency-Key": "reminder:x"}, status=400)) == {
         "Idempotency-Key"
     }
+
+
+def test_no_client_makes_a_message_under_a_reminders_key(make_client, application):
+    sender = make_client("message-sender", username="sender")
+    application.members.add(sender.user)
+    [row] = upsert_subscriptions(application, [SubscriptionSpec("InAppMessage", "ann", user_id="ann")])
+    body = {"subscription_id": str(row.pk), "title": "t", "data": {"layout_type": "banner"}}
+    single = sender.post("/api/v1/messages/", body, headers={"Idempotency-Key": "reminder:x:1"})
+    assert single.status_code == 400 and attrs(single.json()) == {"Idempotency-Key"}
+    bulk = sender.post("/api/v1/messages/bulk/", {"messages": [{**body, "idempotency_key": "reminder:x:1"}]})
+    assert [result["status"] for result in bulk.json()["results"]] == [400]
+    assert not Message.objects.exists()
 
 
 def test_a_refused_register_does_not_keep_the_key(client):
