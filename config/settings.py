@@ -138,6 +138,7 @@ def secret_key() -> str:
 
 DEBUG = env("DEBUG", boolean, False)
 DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
+DATABASE = env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR})
 SECRET_KEY = secret_key()
 SECRET_KEY_FALLBACKS: list[str] = env("SECRET_KEY_FALLBACKS", words, [])
 PORT = env("PORT", whole(1, 65535), 8000)
@@ -219,7 +220,7 @@ TEMPLATES = [
 # One connection per thread for good: reconnecting costs django-q2 a factor of ten. No pool: it does not survive fork().
 DATABASES = {
     "default": {
-        **env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR}),
+        **DATABASE,
         "CONN_MAX_AGE": None,
         "CONN_HEALTH_CHECKS": True,
     }
@@ -244,6 +245,7 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
 ]
 LOGIN_URL = reverse_lazy("admin:login")
+LOGIN_REDIRECT_URL = reverse_lazy("admin:index")
 
 
 # --- security ----------------------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [SELF],
         # The admin's Alpine.js evaluates its attributes; scripts themselves come only from here.
-        "script-src": [SELF, UNSAFE_EVAL, UNSAFE_INLINE],
+        "script-src": [SELF, UNSAFE_EVAL],
         "style-src": [SELF, UNSAFE_INLINE],
         "img-src": [SELF, "data:"],
         "font-src": [SELF, "data:"],
@@ -313,6 +315,9 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "SCHEMA_PATH_PREFIX": r"/api/v1/",
     "ENUM_NAME_OVERRIDES": {
+        "BranchStateEnum": "locks.models.Branch.State",
+        "LockStateEnum": "locks.models.BranchLock.State",
+        "LockScopeEnum": "locks.models.Scope",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
         "ClientErrorEnum": "drf_standardized_errors.openapi_serializers.ClientErrorEnum.choices",
         "ServerErrorEnum": "drf_standardized_errors.openapi_serializers.ServerErrorEnum.choices",
@@ -353,6 +358,7 @@ Q_CLUSTER = {
     "poll": 0.2,
     "guard_cycle": 0.5,
     "label": "Background work",
+    "broker_class": f"config.supervisor.broker.{'LaneRedis' if REDIS_URL else 'LaneORM'}",
     **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
 }
 
@@ -362,6 +368,8 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 # its sweeps.py>. The check in config/sweeping.py refuses to start when a model relies on a sweep missing here.
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
+    "config.measure_integrity": {"cron": FIVE_MINUTES},
+    "config.run_bulk_actions": {"cron": MINUTE},
     "devices.mark_silent_pcs": {"cron": MINUTE},
     "reminders.send_due_alarms": {"cron": MINUTE, "budget": timedelta(seconds=50), "parallel": 2},
     # The budget bounds when a batch may start; with the longest batch after it a run stays below Q_CLUSTER's timeout.
@@ -375,6 +383,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
+BULK_ACTIONS_KEPT = timedelta(days=90)
 
 
 # --- domain knobs ------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Branches, the locks on them, and who waits. Every time is the database's: an application's clock decides nothing."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from django.db import models
-from django.db.models import Case, ExpressionWrapper, F, Func, Q, Value, When
+from django.db.models import Case, Expression, ExpressionWrapper, F, Func, Q, Value, When
 from django.db.models.functions import Coalesce, Length, Now
 from django.db.models.lookups import GreaterThan, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
@@ -74,6 +76,10 @@ class Branch(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def is_ready(self) -> bool:
+        return self.state == self.State.READY
+
     @transition(field=state, source=[State.ACTIVE, State.ERROR], target=State.LOCKED_FOR_WRITE)
     def lock_for_write(self) -> None: ...
 
@@ -120,6 +126,37 @@ def truth(condition: Q) -> Any:
 def length_within(name: str, most: int) -> Q:
     """NULL or 1 to `most` characters: bounds what the exclusion's index has to hold."""
     return Q(**{f"{name}__isnull": True}) | Q(GreaterThan(Length(name), 0), LessThanOrEqual(Length(name), most))
+
+
+class Slot(Expression):
+    """Where a value goes in a queryset that is compiled once."""
+
+    output_field: Any = models.TextField()
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        return "%s", [self]
+
+
+class Compiled:
+    """The SQL of a queryset with slots, built on first use. On the hot paths building it costs more than running it;
+    written by hand instead, the predicates would stand in two places."""
+
+    def __init__(self, make: Callable[[], models.QuerySet[Any]]) -> None:
+        self.make = make
+
+    @cached_property
+    def parts(self) -> tuple[Any, str, list[Any]]:
+        rows = self.make()
+        sql, params = rows.query.sql_with_params()
+        return rows.model, sql, list(params)
+
+    def __call__(self, **values: Any) -> list[Any]:
+        model, sql, params = self.parts
+        return list(model.objects.raw(sql, [values[p.name] if isinstance(p, Slot) else p for p in params]))
 
 
 class LockQuerySet(models.QuerySet["BranchLock"]):
@@ -290,7 +327,7 @@ class BranchLock(models.Model):
                 condition=Q(idempotency_key__isnull=False),
                 name="branch_locks_by_key",
             ),
-            models.Index(fields=["branch", "-id"], name="branch_locks_of_branch"),
+            models.Index(fields=["branch", "-fence"], name="branch_locks_of_branch"),
         ]
 
     def __str__(self) -> str:
@@ -310,6 +347,11 @@ class BranchLock(models.Model):
     def dead(self) -> bool:
         """Ended or out of time: nothing revives it."""
         return self.state != self.State.ACTIVE or self.ttl_expired or self.heartbeat_expired
+
+    @property
+    def reapable(self) -> bool:
+        """As the predicate of that name says of rows."""
+        return self.state == self.State.ACTIVE and self.auto_release_enabled and self.dead
 
 
 class LockEvent(models.Model):
@@ -343,6 +385,7 @@ class LockEvent(models.Model):
         triggers = append_only("branch_lock_events", deletable=HEARTBEATS_KEPT)
         indexes = [
             models.Index(fields=["lock", "id"], name="branch_lock_events_of_lock"),
+            models.Index(fields=["created_at"], condition=Q(kind="CONFLICT"), name="branch_lock_events_conflicts"),
             models.Index(fields=["lock", "-id"], condition=Q(kind="HEARTBEAT"), name="branch_lock_events_beats"),
             models.Index(fields=["branch", "-id"], condition=~Q(kind="HEARTBEAT"), name="branch_lock_events_of_branch"),
         ]
@@ -351,17 +394,28 @@ class LockEvent(models.Model):
         return self.kind
 
 
+# How long a granted lock waits for the request that asked for it.
+CLAIM_SECONDS = 10
+
+
 class WaiterQuerySet(models.QuerySet["LockWaiter"]):
     def queued(self) -> "WaiterQuerySet":
         """Waiting and still wanted; a waiter past its deadline stands in nobody's way."""
         return self.filter(state=LockWaiter.State.WAITING, deadline_at__gte=NOW)
 
+    def granted(self) -> "WaiterQuerySet":
+        """Given a lock that its request has not picked up."""
+        return self.filter(state=LockWaiter.State.GRANTED, claimed_at=None)
+
+    def unanswered(self) -> "WaiterQuerySet":
+        """In line, or granted in time to be picked up."""
+        queued = Q(state=LockWaiter.State.WAITING, deadline_at__gte=NOW)
+        ready = Q(state=LockWaiter.State.GRANTED, claimed_at=None, lock__state="active", lock__expires_at__gte=NOW)
+        return self.filter(queued | ready)
+
     def overdue(self) -> "WaiterQuerySet":
         """Past the deadline by more than a living request needs to say so itself."""
         return self.filter(state=LockWaiter.State.WAITING, deadline_at__lt=NOW - seconds(CLAIM_SECONDS))
-
-
-CLAIM_SECONDS = 10
 
 
 class LockWaiter(models.Model):
