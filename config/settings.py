@@ -103,9 +103,10 @@ def rate(text: str) -> tuple[int, int]:
 def database(text: str) -> dict[str, Any]:
     if urlsplit(text).scheme not in ("postgres", "postgresql"):
         raise ValueError("expected postgresql://user:password@host:port/name")
-    parsed = dict(dj_database_url.parse(text))
+    parsed: dict[str, Any] = dict(dj_database_url.parse(text))
     if not parsed.get("NAME"):
         raise ValueError("the database's name is missing")
+    parsed["OPTIONS"] = {"connect_timeout": 10, **parsed.get("OPTIONS", {})}
     return parsed
 
 
@@ -378,6 +379,9 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "messaging.resolve_unknown_attempts": {"cron": MINUTE},
     "messaging.expire_messages": {"cron": FIVE_MINUTES},
     "messaging.archive_messages": {"cron": FIVE_MINUTES},
+    "messaging.deliver_webhooks": {"cron": MINUTE, "budget": timedelta(seconds=30)},
+    "messaging.apply_parked_events": {"cron": MINUTE},
+    "messaging.fold_rollups": {"cron": MINUTE},
     "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
     "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
 }

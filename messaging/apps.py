@@ -14,6 +14,13 @@ READ = [
     "messaging.view_suppression",
     "messaging.view_providercircuit",
     "messaging.view_quotausage",
+    "messaging.view_messagerollup",
+    "messaging.view_messagehit",
+    "messaging.view_trackedlink",
+    "messaging.view_webhookinbox",
+    "messaging.view_webhookendpoint",
+    "messaging.view_webhookdelivery",
+    "messaging.view_webhookattempt",
 ]
 REGISTER = ["messaging.add_subscription", "messaging.change_subscription", "messaging.view_subscription"]
 SEND = [
@@ -25,6 +32,9 @@ SEND = [
     "messaging.change_messagetemplate",
     "messaging.delete_messagetemplate",
     "messaging.add_suppression",
+    "messaging.add_webhookendpoint",
+    "messaging.change_webhookendpoint",
+    "messaging.delete_webhookendpoint",
 ]
 CLIENT = [*REGISTER, "messaging.read_inbox", "messaging.report_receipt"]
 
@@ -43,5 +53,6 @@ class MessagingConfig(AppConfig):
             "messaging.retry_message",
             "messaging.resolve_message",
             "messaging.lift_suppression",
+            "messaging.resend_webhookdelivery",
         ],
     }

@@ -8,7 +8,8 @@ from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import GaugeMetricFamily
 
 from config.integrity import Invariant
-from messaging.models import Message, MessageAttempt, MessageEvent, ProviderCircuit
+from messaging.models import Application, Message, MessageAttempt, MessageEvent, ProviderCircuit
+from messaging.services.analytics import drifted_applications, heal_drift
 
 # Sweeps come every five minutes at most; what is later than two of them is not going to come by itself.
 GRACE = timedelta(minutes=10)
@@ -55,6 +56,10 @@ def events_disagree(now: datetime) -> QuerySet[Message]:
     agrees = Q(*(Q(status=s, last_event__in=e) for s, e in LAST_EVENT.items()), _connector=Q.OR)
     recent = Message.objects.filter(pk__gte=first_id_of(now - LOOKED_BACK))
     return recent.annotate(last_event=Subquery(last)).exclude(agrees & Q(last_event__isnull=False))
+
+
+def drifted(now: datetime) -> QuerySet[Application]:
+    return Application.objects.filter(pk__in=drifted_applications(now))
 
 
 def first_id_of(at: datetime) -> UUID:
@@ -117,5 +122,13 @@ INVARIANTS = [
         "error",
         _("Messages whose last event is not that of their state."),
         events_disagree,
+    ),
+    Invariant(
+        "messaging.rollup_drift",
+        "warning",
+        _("Applications whose roll-ups, the figures behind the analytics, differ from their messages."),
+        drifted,
+        heal_drift,
+        _("counts again and adds the difference"),
     ),
 ]

@@ -1,6 +1,7 @@
 from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
+from messaging.api import analytics, tracking, webhooks
 from messaging.api.inbox import InboxViewSet
 from messaging.api.messages import MessageViewSet
 from messaging.api.subscriptions import SubscriptionViewSet
@@ -14,4 +15,9 @@ router.register("templates", TemplateViewSet)
 router.register("suppressions", SuppressionViewSet)
 router.register("inbox", InboxViewSet, basename="inbox")
 
-urlpatterns = [path("api/v1/", include(router.urls))]
+router.register("webhook-endpoints", webhooks.WebhookEndpointViewSet)
+
+urlpatterns = [
+    path("api/v1/", include([*router.urls, *analytics.urlpatterns, *webhooks.urlpatterns])),
+    *tracking.urlpatterns,
+]
