@@ -338,6 +338,8 @@ SPECTACULAR_SETTINGS = {
 }
 DRF_STANDARDIZED_ERRORS = {"ALLOWED_ERROR_STATUS_CODES": ["400", "401", "403", "404", "409", "429"]}
 IDEMPOTENCY_WINDOW = timedelta(hours=24)
+# What our own idempotency keys begin with: a client's key must not meet one.
+RESERVED_KEYS = ("reminder:",)
 
 
 # --- background work ---------------------------------------------------------------------------------------------
@@ -376,6 +378,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "devices.promote_next_task": {"cron": MINUTE},
     "config.measure_integrity": {"cron": FIVE_MINUTES},
     "config.run_bulk_actions": {"cron": MINUTE},
+    "reminders.send_due_alarms": {"cron": MINUTE, "budget": timedelta(seconds=50), "parallel": 2},
     # The budget bounds when a batch may start; with the longest batch after it a run stays below Q_CLUSTER's timeout.
     "messaging.dispatch_due_messages": {"cron": MINUTE, "parallel": 4, "budget": timedelta(seconds=10)},
     "messaging.retry_errored_messages": {"cron": MINUTE},
@@ -403,6 +406,8 @@ PC_AWAY_AFTER = timedelta(minutes=20)
 TASK_STALLED_AFTER = timedelta(hours=24)
 # How late a sweep may be before the integrity report calls a task stuck.
 STUCK_AFTER = timedelta(minutes=5)
+# A claim older than this belongs to a worker that died: far beyond any batch, so a slow one is never robbed.
+ALARM_CLAIM_KEPT = timedelta(hours=6)
 
 # Messages. Not sent after MESSAGE_LIFE from the later of created_at and scheduled_at: never sent.
 MESSAGE_LIFE = timedelta(hours=24)
