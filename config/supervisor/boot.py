@@ -6,7 +6,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
@@ -86,11 +87,21 @@ def _refusal(port: int) -> str:
     return ""
 
 
-def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
+@contextmanager
+def alone() -> Iterator[None]:
+    """One machine at a time prepares a shared database; the others wait and find it done."""
     try:
-        db.connection.ensure_connection()
+        with db.connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(hashtext('signalbox up'))")
     except db.Error as error:
         raise _unusable(error, "the database cannot be used") from error
+    try:
+        yield
+    finally:
+        db.connection.close()  # frees the lock, whatever state the connection is in
+
+
+def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
     say("Preparing the database …")
     try:
         call_command("migrate", verbosity=0, interactive=False)

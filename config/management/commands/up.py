@@ -44,14 +44,14 @@ class Command(BaseCommand):
     def _up(self, signals: Signals, port: int, demo: bool, worker: bool) -> None:
         self.lock = boot.take_lock(settings.DATA_DIR)
         boot.check_port(port)
-        boot.prepare_database(demo, self.stderr.write)
+        with boot.alone():
+            boot.prepare_database(demo, self.stderr.write)
+            facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
         # Children with another port than ours also have another address to put into links.
         environment = {"PORT": str(port)}
         lane = f"{settings.Q_CLUSTER['name']}@{socket.gethostname()}:{port}"
         web = Child("web", web_arguments(port), environment)
         cluster = Child("cluster", [lane], environment) if worker else None
-        facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
-        db.connections.close_all()
         watch = Watch(cluster, lane, signals)
         watch.start()
         pulse = Pulse(self, port, cluster, watch, facts)
