@@ -48,17 +48,23 @@ class Server:
         headers = {"Authorization": f"Token {self.token}", "Content-Type": "application/json"}
         if key:
             headers["Idempotency-Key"] = key
+        # A connection kept open may have been closed by the other side meanwhile: that is no trouble, once.
+        status, text, wait = self._exchange(path, body, headers, again=self.connection is not None)
+        if status >= 500 or status == 429:
+            raise Away(f"status {status}", wait)
+        return status, json.loads(text) if text else None
+
+    def _exchange(self, path: str, body: Any, headers: dict[str, str], again: bool) -> tuple[int, bytes, float]:
         try:
             connection = self.connection or self._connect()
             connection.request("POST", f"{self.base}{path}", json.dumps(body), headers)
             answer = connection.getresponse()
-            text = answer.read()
+            return answer.status, answer.read(), float(answer.headers.get("Retry-After") or 0.5)
         except (OSError, HTTPException) as error:
             self.close()
+            if again:
+                return self._exchange(path, body, headers, again=False)
             raise Away(f"{type(error).__name__}: {error}") from None
-        if answer.status >= 500 or answer.status == 429:
-            raise Away(f"status {answer.status}", float(answer.headers.get("Retry-After") or 0.5))
-        return answer.status, json.loads(text) if text else None
 
     def _connect(self) -> HTTPConnection:
         kind = HTTPSConnection if self.secure else HTTPConnection
