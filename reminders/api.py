@@ -3,6 +3,7 @@ from typing import Any
 
 from django.urls import include, path
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework import mixins, serializers
 from rest_framework.decorators import action
@@ -139,7 +140,7 @@ class ApplicationView(APIView):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
         if not applications_of(request.user).exists():
-            raise Forbidden("This client belongs to no application.")
+            raise Forbidden(_("This client belongs to no application."))
 
     def asked(self, serializer_class: type[StrictSerializer]) -> dict[str, Any]:
         serializer = serializer_class(data=self.request.data)

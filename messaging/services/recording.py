@@ -176,7 +176,9 @@ def mark_subscriptions(found: Sequence[tuple[UUID, Answer]], *, now: datetime) -
     if not found:
         return
     answers = dict(found)
-    rows = list(Subscription.objects.sendable().filter(pk__in=answers).order_by("pk").select_for_update(of=("self",)))
+    # Without the key: new messages hold their subscriptions' keys in an order of their own.
+    dead = Subscription.objects.sendable().filter(pk__in=answers).order_by("pk")
+    rows = list(dead.select_for_update(of=("self",), no_key=True))
     rows = [row for row in rows if not _registered_since(row, answers[row.pk])]
     decisions = []
     for row in rows:

@@ -71,7 +71,9 @@ def register_subscriptions(
     rows = Subscription.objects.filter(
         application=application, type__in={kind for kind, _hash in drafts}, token_hash__in={mark for _k, mark in drafts}
     )
-    found = {(row.type, row.token_hash): row for row in rows.select_for_update().order_by("type", "token_hash")}
+    # Without the key: new messages hold their subscriptions' keys in an order of their own.
+    locked = rows.select_for_update(no_key=True).order_by("type", "token_hash")
+    found = {(row.type, row.token_hash): row for row in locked}
     created = {key for key, draft in drafts.items() if found[key].pk == draft.pk}
     for key in merged.keys() - created:
         _renew(found[key], merged[key], now)
