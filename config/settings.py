@@ -319,6 +319,8 @@ SPECTACULAR_SETTINGS = {
         "BranchStateEnum": "locks.models.Branch.State",
         "LockStateEnum": "locks.models.BranchLock.State",
         "LockScopeEnum": "locks.models.Scope",
+        "LockEventKindEnum": "locks.models.LockEvent.Kind",
+        "HeartbeatStatusEnum": "locks.api.serializers.REPORTED",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
         "ClientErrorEnum": "drf_standardized_errors.openapi_serializers.ClientErrorEnum.choices",
         "ServerErrorEnum": "drf_standardized_errors.openapi_serializers.ServerErrorEnum.choices",
