@@ -1,5 +1,6 @@
 from typing import Any
 
+from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 from django_filters import rest_framework as filters
@@ -12,7 +13,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from config.errors import Invalid
 from config.rest import (
     SEE_ALL_TENANTS,
     JSONObject,
@@ -22,7 +22,7 @@ from config.rest import (
     idempotent,
     transition_responses,
 )
-from config.rest.idempotency import VISIBLE_ASCII, fingerprint
+from config.rest.idempotency import VISIBLE_ASCII, check_key, fingerprint
 from config.rest.schema import IDEMPOTENCY_KEY, ErrorResponseSerializer, ErrorSerializer
 from messaging.api.tenancy import applications_of
 from messaging.models import Channel, FailureType, HoldReason, Kind, Message, MessageAttempt
@@ -148,6 +148,11 @@ class MessageCreateSerializer(StrictSerializer):
 
 class BulkItemSerializer(MessageCreateSerializer):
     idempotency_key = serializers.RegexField(VISIBLE_ASCII.pattern + r"\Z", required=False, allow_null=True)
+
+    def validate_idempotency_key(self, key: str | None) -> str | None:
+        if key is not None and key.startswith(settings.RESERVED_KEYS):
+            raise ValidationError("Keys that begin like this are made by the system itself.")
+        return key
 
 
 class BulkSerializer(StrictSerializer):
@@ -318,8 +323,8 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
 
 def checked_key(request: Request) -> str | None:
     key = request.headers.get("Idempotency-Key")
-    if key is not None and not VISIBLE_ASCII.fullmatch(key):
-        raise Invalid("Expected 1 to 255 visible ASCII characters.", attr="Idempotency-Key")
+    if key is not None:
+        check_key(key)
     return key
 
 

@@ -493,9 +493,3 @@ def test_schema_names_error_answers_and_the_idempotency_key(client):
             assert keyed == (method == "post" and (path.endswith(("/groups/", "/rename/")))), (method, path)
     names = {p["name"] for p in schema["paths"]["/api/v1/groups/"]["get"]["parameters"]}
     assert {"cursor", "page_size", "ordering", "name"} <= names
-
-
-def test_an_unknown_address_of_the_api_is_a_404_in_its_form(client):
-    answer = client.get("/api/v1/nowhere/")
-    assert answer.status_code == 404 and answer.json()["errors"][0]["code"] == "not_found"
-    assert client.get("/nowhere/")["Content-Type"].startswith("text/html")
