@@ -322,6 +322,8 @@ SPECTACULAR_SETTINGS = {
         "BranchStateEnum": "locks.models.Branch.State",
         "LockStateEnum": "locks.models.BranchLock.State",
         "LockScopeEnum": "locks.models.Scope",
+        "LockEventKindEnum": "locks.models.LockEvent.Kind",
+        "HeartbeatStatusEnum": "locks.api.serializers.REPORTED",
         "ChannelEnum": "messaging.models.Channel.choices",
         "MessageKindEnum": "messaging.models.Kind.choices",
         "SubscriptionTypeEnum": "messaging.models.subscriptions.TYPES",
