@@ -66,7 +66,7 @@ def queue_panel(request: HttpRequest) -> Panel:
     held = Message.objects.filter(status="pending", hold_reason__isnull=False)
     errored = Message.objects.filter(status="errored")
     waits = _("nothing waits")
-    if first := due.order_by("clock_start").values_list("created_at", flat=True)[:1].first():
+    if first := due.order_by("clock_start").values_list("created_at", flat=True)[:1].first():  # type: ignore[misc]
         waits = _("the oldest is %(age)s old") % {"age": age(first, now)}
     rows = [
         Row(_("due now"), waits, f"{url}?state=pending", few(due), "info"),
