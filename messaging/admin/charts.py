@@ -18,7 +18,7 @@ from messaging.admin.base import ReadOnlyAdmin
 from messaging.models import Application, Channel, Kind, MessageRollup
 from messaging.services.analytics import message_figures
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 220, 46, 24, 12
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 250, 74, 28, 12
 RANGES = (7, 30, 90)
 GROUPS = (("channel", _("Channel")), ("kind", _("Kind")), ("campaign", _("Campaign")), ("retry", _("Retries")))
 MOST_ROWS = 50
@@ -49,14 +49,14 @@ def funnel(steps: Sequence[tuple[Any, int]]) -> SafeString:
     """How many of the created came how far."""
     most, parts, row = max([n for _label, n in steps] + [1]), [], 44
     for index, (label, n) in enumerate(steps):
-        width = max(2.0, (WIDTH - 220) * n / most) if n else 0
+        width = max(2.0, (WIDTH - 320) * n / most) if n else 0
         share = f"{n / steps[0][1]:.1%}" if steps[0][1] else "–"
         parts.append(
             format_html(
-                '<text x="0" y="{}">{}</text><rect class="sb-s{} sb-bar" x="130" y="{}" width="{}" height="26" rx="4"/>'
+                '<text x="0" y="{}">{}</text><rect class="sb-s{} sb-bar" x="170" y="{}" width="{}" height="26" rx="4"/>'
                 '<text class="sb-value" x="{}" y="{}">{} <tspan>· {}</tspan></text>',
                 *(index * row + 24, label, index, index * row + 6, f"{width:.1f}"),
-                *(f"{136 + width:.1f}", index * row + 24, f"{n:,}", share),
+                *(f"{178 + width:.1f}", index * row + 24, f"{n:,}", share),
             )
         )
     return _svg(parts, _now("Funnel"), len(steps) * row)
@@ -90,7 +90,7 @@ def _grid(top: float, unit: str) -> SafeString:
 
 
 def _days(days: Sequence[str]) -> SafeString:
-    step = max(1, len(days) // 7)
+    step = max(1, len(days) // 6)
     places = range(0, len(days), step)
     return format_html_join(
         "",

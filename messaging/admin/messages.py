@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, FieldTextFilter, RelatedDropdownFilter
 
 from config.console import Entry, confirmed_action, pill
-from messaging.admin.base import ReadOnlyAdmin, code_block, folded, linked, page_url
+from messaging.admin.base import ReadOnlyAdmin, code_block, folded, linked, moment, page_url
 from messaging.admin.cursor import CursorChangeList, as_uuid
 from messaging.models import (
     Application,
@@ -128,8 +128,8 @@ class MessageAdmin(ReadOnlyAdmin):
         "unknown": "warning",
         "cancelled": "",
     }
-    list_display = ("created_at", "state", "channel_type", "kind", "recipient", "subject", "campaign", "application")
-    list_display_links = ("created_at",)
+    list_display = ("at", "state", "channel_type", "kind", "recipient", "subject", "campaign", "application")
+    list_display_links = ("at",)
     list_select_related = ("application", "subscription")
     list_filter = (
         StateFilter,
@@ -146,15 +146,16 @@ class MessageAdmin(ReadOnlyAdmin):
     fieldsets = (
         (
             None,
-            {"fields": (("state", "channel_type", "kind"), ("application", "recipient_link"), ("user_id", "campaign"))},
+            {"fields": (("state", "application"), ("channel_type", "kind"), ("recipient_link", "user_id"), "campaign")},
         ),
         (_("Content"), {"fields": ("title", "body", "shown_data", ("template", "template_version"))}),
         (
             _("Delivery"),
             {
                 "fields": (
-                    ("priority", "scheduled_at", "next_attempt_at"),
-                    ("error_reason", "failure_type", "hold_reason"),
+                    ("scheduled_at", "next_attempt_at"),
+                    ("priority", "hold_reason"),
+                    ("error_reason", "failure_type"),
                     ("network_retries", "outage_retries", "rate_limited_retries"),
                     ("provider_message_id", "idempotency_key"),
                     ("retry_of_link", "failover_of_link"),
@@ -166,8 +167,10 @@ class MessageAdmin(ReadOnlyAdmin):
             _("Times"),
             {
                 "fields": (
-                    ("created_at", "sent_at", "received_at", "receipt_implied"),
-                    ("converted_at", "failed_at", "expired_at", "archived_at"),
+                    ("created_at", "sent_at"),
+                    ("received_at", "receipt_implied"),
+                    ("converted_at", "failed_at"),
+                    ("expired_at", "archived_at"),
                 )
             },
         ),
@@ -208,6 +211,8 @@ class MessageAdmin(ReadOnlyAdmin):
             danger=True,
         ),
     )
+
+    at = moment("created_at", _("created"))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return CursorChangeList

@@ -34,6 +34,12 @@ COMPARED = ("name", "title_template", "body_template", "data_template", "provide
 
 
 class TemplateForm(forms.ModelForm):  # type: ignore[type-arg]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, rows in (("title_template", 2), ("body_template", 10), ("data_template", 4)):
+            if name in self.fields:
+                self.fields[name].widget.attrs["rows"] = rows
+
     def clean(self) -> dict[str, Any]:
         found: dict[str, Any] = super().clean() or self.cleaned_data
         for name in templates.TEXTS:
