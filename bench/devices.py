@@ -20,6 +20,7 @@ TASKS = 5
 # The specification's figure; BENCH_HISTORY=10000 for a quick look.
 HISTORY = int(os.environ.get("BENCH_HISTORY", "1000000"))
 CALLS = 30
+ROUNDS = 3
 
 BARE_CLAIM = """
 WITH task AS MATERIALIZED (SELECT id FROM tasks WHERE status = 'running' FOR NO KEY UPDATE),
@@ -188,14 +189,15 @@ def _endpoint(pcs: list[PC]) -> tuple[float, float]:
     from knox.models import AuthToken
     from rest_framework.test import APIClient
 
-    services.create_task("endpoint", ROWS, timezone.now())
+    for _round in range(ROUNDS):
+        services.create_task("endpoint", ROWS, timezone.now())
     took: list[float] = []
 
     def work(pc: PC) -> None:
         client = APIClient(SERVER_NAME="localhost")
         client.credentials(HTTP_AUTHORIZATION=f"Token {AuthToken.objects.create(pc.agent)[1]}")
         mine = []
-        for turn in range(DEVICES + 2):
+        for turn in range(ROUNDS * DEVICES):
             started = time.perf_counter()
             answer = client.post(f"/api/v1/pcs/{pc.pc_number}/claim/", {"max_to_claim": 1}, format="json")
             seconds = time.perf_counter() - started
