@@ -21,3 +21,7 @@ urlpatterns = [
     path("", include("reminders.api")),
     path("", include("devices.api")),
 ]
+
+handler400 = "config.api.bad_request"
+handler404 = "config.api.not_found"
+handler500 = "config.api.server_error"

@@ -6,11 +6,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
 from django import db
+from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
@@ -23,6 +25,7 @@ from config.embedded.keeper import open_private
 LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 DEMO_APPLICATION = "demo"
+DEMO_PROVIDERS = "iOSPush=console,AndroidPush=console,Email=console,SMS=console,KakaoTalk=console"
 CLIENT = "demo-client"
 # Everything a person trying the API may want; a device agent speaks for one PC and gets a client of its own.
 CLIENT_GROUPS = ("operator", "message-sender", "campaign-manager", "lock-holder", "lock-admin", "reminder-client")
@@ -86,11 +89,21 @@ def _refusal(port: int) -> str:
     return ""
 
 
-def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
+@contextmanager
+def alone() -> Iterator[None]:
+    """One machine at a time prepares a shared database; the others wait and find it done."""
     try:
-        db.connection.ensure_connection()
+        with db.connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(hashtext('signalbox up'))")
     except db.Error as error:
         raise _unusable(error, "the database cannot be used") from error
+    try:
+        yield
+    finally:
+        db.connection.close()  # frees the lock, whatever state the connection is in
+
+
+def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
     say("Preparing the database …")
     try:
         call_command("migrate", verbosity=0, interactive=False)
@@ -101,6 +114,10 @@ def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
         say("Loading demo data …")
         with db.transaction.atomic():  # all of it or, after a kill, none of it and again next time
             call_command("seed_demo")
+
+
+def has_demo() -> bool:
+    return apps.get_model("messaging", "Application").objects.filter(slug=DEMO_APPLICATION).exists()
 
 
 def _unusable(error: db.Error, what: str) -> Exception:

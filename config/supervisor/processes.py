@@ -91,8 +91,10 @@ class Signals:
     def __init__(self) -> None:
         self.stop = False
         self.orderly = False
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, self._caught)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            signal.signal(signal.SIGHUP, self._caught)
 
     def _caught(self, _number: int, _frame: FrameType | None) -> None:
         # Only a flag: a handler that takes a lock can meet itself. A second Ctrl-C finds the flag set.

@@ -66,8 +66,8 @@ def test_a_fence_that_went_back_is_reported(holder):
     sql("UPDATE branches SET fence = 9")
     assert count("locks.fence_going_back") == 0
     sql(
-        "INSERT INTO branch_locks (branch_id, lock_type, lock_scope, resource_type, locked_by, reason, expires_at, fence)"
-        " SELECT id, 'BACKUP', 'RESOURCE_TYPE', 'b', 'x', 'x', now() + interval '1 hour', 9 FROM branches"
+        "INSERT INTO branch_locks (branch_id, lock_type, lock_scope, resource_type, locked_by, reason, expires_at,"
+        " fence) SELECT id, 'BACKUP', 'RESOURCE_TYPE', 'b', 'x', 'x', now() + interval '1 hour', 9 FROM branches"
     )
     assert count("locks.fence_going_back") == 1
 

@@ -44,19 +44,23 @@ class Command(BaseCommand):
     def _up(self, signals: Signals, port: int, demo: bool, worker: bool) -> None:
         self.lock = boot.take_lock(settings.DATA_DIR)
         boot.check_port(port)
-        boot.prepare_database(demo, self.stderr.write)
+        with boot.alone():
+            boot.prepare_database(demo, self.stderr.write)
+            facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
         # Children with another port than ours also have another address to put into links.
         environment = {"PORT": str(port)}
+        alive = demo and worker and boot.has_demo()
+        if alive and "PROVIDERS" not in os.environ:
+            environment["PROVIDERS"] = boot.DEMO_PROVIDERS
         lane = f"{settings.Q_CLUSTER['name']}@{socket.gethostname()}:{port}"
         web = Child("web", web_arguments(port), environment)
         cluster = Child("cluster", [lane], environment) if worker else None
-        facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
-        db.connections.close_all()
         watch = Watch(cluster, lane, signals)
         watch.start()
         pulse = Pulse(self, port, cluster, watch, facts)
         try:
-            supervise([web, cluster] if cluster else [web], signals, pulse)
+            play = [Child("demo", [f"http://127.0.0.1:{port}"], environment)] if alive else []
+            supervise([web, *([cluster] if cluster else []), *play], signals, pulse)
         finally:
             watch.join(timeout=1)
 
@@ -98,7 +102,9 @@ def web_arguments(port: int) -> list[str]:
         *binds,
         f"--workers={settings.WEB_WORKERS}",
         "--worker-class=gthread",
-        "--threads=8",
+        # A request that waits for a lock keeps its thread (not its connection) for up to a minute, and whoever would
+        # release that lock needs one too. Threads start as they are needed.
+        "--threads=64",
         "--timeout=60",
         "--graceful-timeout=5",
         "--no-control-socket",
