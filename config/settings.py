@@ -316,9 +316,17 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "SCHEMA_PATH_PREFIX": r"/api/v1/",
     "ENUM_NAME_OVERRIDES": {
+        "PCStatusEnum": "devices.models.PC.Status",
+        "DeviceStatusEnum": "devices.models.Device.Status",
+        "RunStatusEnum": "devices.models.TaskDevice.Status",
         "BranchStateEnum": "locks.models.Branch.State",
         "LockStateEnum": "locks.models.BranchLock.State",
         "LockScopeEnum": "locks.models.Scope",
+        "LockEventKindEnum": "locks.models.LockEvent.Kind",
+        "HeartbeatStatusEnum": "locks.api.serializers.REPORTED",
+        "ChannelEnum": "messaging.models.Channel.choices",
+        "MessageKindEnum": "messaging.models.Kind.choices",
+        "SubscriptionTypeEnum": "messaging.models.subscriptions.TYPES",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
         "ClientErrorEnum": "drf_standardized_errors.openapi_serializers.ClientErrorEnum.choices",
         "ServerErrorEnum": "drf_standardized_errors.openapi_serializers.ServerErrorEnum.choices",
@@ -369,9 +377,12 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 # its sweeps.py>. The check in config/sweeping.py refuses to start when a model relies on a sweep missing here.
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
+    "devices.time_out_attempts": {"cron": MINUTE},
+    "devices.expire_leases": {"cron": MINUTE},
+    "devices.mark_silent_pcs": {"cron": MINUTE},
+    "devices.promote_next_task": {"cron": MINUTE},
     "config.measure_integrity": {"cron": FIVE_MINUTES},
     "config.run_bulk_actions": {"cron": MINUTE},
-    "devices.mark_silent_pcs": {"cron": MINUTE},
     "reminders.send_due_alarms": {"cron": MINUTE, "budget": timedelta(seconds=50), "parallel": 2},
     # The budget bounds when a batch may start; with the longest batch after it a run stays below Q_CLUSTER's timeout.
     "messaging.dispatch_due_messages": {"cron": MINUTE, "parallel": 4, "budget": timedelta(seconds=10)},
@@ -392,7 +403,14 @@ BULK_ACTIONS_KEPT = timedelta(days=90)
 
 # --- domain knobs ------------------------------------------------------------------------------------------------
 
+PC_STALE_AFTER = timedelta(seconds=90)
 PC_OFFLINE_AFTER = timedelta(seconds=180)
+# A PC or device away for longer no longer holds up the queue.
+PC_AWAY_AFTER = timedelta(minutes=20)
+# A running task nobody works on, or a row nobody claims, for longer is given up.
+TASK_STALLED_AFTER = timedelta(hours=24)
+# How late a sweep may be before the integrity report calls a task stuck.
+STUCK_AFTER = timedelta(minutes=5)
 # A claim older than this belongs to a worker that died: far beyond any batch, so a slow one is never robbed.
 ALARM_CLAIM_KEPT = timedelta(hours=6)
 

@@ -97,13 +97,17 @@ class Branch(models.Model):
 
 
 def overlapping(scope: str, resource_type: str | None, resource_id: str | None) -> Q:
-    """Of rows with a scope of their own in the same branch: those that share something with this one."""
+    """Of rows with a scope of their own in the same branch: those that share something with this one.
+
+    Spread out, so that each arm is one look into branch_locks_held however many locks the branch has.
+    """
     if scope == Scope.BRANCH:
         return Q()
-    same_type = Q(resource_type=resource_type)
-    if scope == Scope.RESOURCE:
-        same_type &= Q(resource_id__isnull=True) | Q(resource_id=resource_id)
-    return Q(resource_type__isnull=True) | same_type
+    whole_branch = Q(resource_type__isnull=True)
+    if scope == Scope.RESOURCE_TYPE:
+        return whole_branch | Q(resource_type=resource_type)
+    whole_type = Q(resource_type=resource_type, resource_id__isnull=True)
+    return whole_branch | whole_type | Q(resource_type=resource_type, resource_id=resource_id)
 
 
 # The time at which the statement reached the server: fresh after a wait for a row, and one for all its rows.

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 
 from django import db
+from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
@@ -24,6 +25,7 @@ from config.embedded.keeper import open_private
 LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 DEMO_APPLICATION = "demo"
+DEMO_PROVIDERS = "iOSPush=console,AndroidPush=console,Email=console,SMS=console,KakaoTalk=console"
 CLIENT = "demo-client"
 # Everything a person trying the API may want; a device agent speaks for one PC and gets a client of its own.
 CLIENT_GROUPS = ("operator", "message-sender", "campaign-manager", "lock-holder", "lock-admin", "reminder-client")
@@ -112,6 +114,10 @@ def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
         say("Loading demo data …")
         with db.transaction.atomic():  # all of it or, after a kill, none of it and again next time
             call_command("seed_demo")
+
+
+def has_demo() -> bool:
+    return apps.get_model("messaging", "Application").objects.filter(slug=DEMO_APPLICATION).exists()
 
 
 def _unusable(error: db.Error, what: str) -> Exception:

@@ -1,4 +1,4 @@
-"""Entry point of a child of `up`: python -m config.supervisor.child PARENT web|cluster ARGUMENT…
+"""Entry point of a child of `up`: python -m config.supervisor.child PARENT web|cluster|demo ARGUMENT…
 
 However its parent dies, a process started here dies too, and so do all it forks: `kill -9` of `up` or of any process
 in between leaves nobody behind. The kernel sees to it; a signal handler could not.
@@ -50,12 +50,23 @@ def serve_cluster(lane: str) -> None:
     call_command("qcluster")
 
 
+def play_demo(url: str) -> None:
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("live_demo", url=url)
+
+
 def main() -> None:
     parent, kind, *arguments = sys.argv[1:]
     bind_family(int(parent))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     if kind == "web":
         serve_web(arguments)
+    elif kind == "demo":
+        play_demo(*arguments)
     else:
         serve_cluster(*arguments)
 

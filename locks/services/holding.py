@@ -194,6 +194,7 @@ def drop_overdue_waiters(ids: Collection[int]) -> int:
     """Waiters whose process died; the line behind them moves up."""
     overdue = LockWaiter.objects.overdue().filter(pk__in=ids)
     branches = take_branches(overdue.values_list("branch_id", flat=True), skip_busy=True)
-    dropped = overdue.filter(branch__in=branches).update(state=LockWaiter.State.GONE)
-    serve_lines(branches)
-    return dropped
+    dropped = list(overdue.filter(branch__in=branches))
+    LockWaiter.objects.filter(pk__in=[waiter.pk for waiter in dropped]).update(state=LockWaiter.State.GONE)
+    serve_lines(branches, dropped)
+    return len(dropped)

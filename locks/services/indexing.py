@@ -124,7 +124,7 @@ def complete_indexing(
     if full and branch.state == Branch.State.LOCKED_FOR_WRITE:
         move(branch, Branch.State.READY, client, reason)
     state = branch.state
-    serve_lines([branch])
+    serve_lines([branch], locks)
     return {
         "completion_type": "partial" if remaining else "complete",
         "remaining": remaining,

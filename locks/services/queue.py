@@ -54,7 +54,7 @@ def expire_locks(
     branches: Collection[Branch], ids: Collection[Any], *, how: str, run_id: UUID | None = None
 ) -> list[BranchLock]:
     ended = expire_rows(branches, ids, how, run_id)
-    serve_lines(branches)
+    serve_lines(branches, ended)
     return ended
 
 
@@ -63,33 +63,35 @@ def end_locks(
 ) -> list[BranchLock]:
     ended = end_rows(branches, ids, actor, reason, forced=forced)
     reactivate(branches, ended, actor, reason)
-    serve_lines(branches)
+    serve_lines(branches, ended)
     return ended
 
 
 QUEUED = Compiled(lambda: LockWaiter.objects.queued().filter(branch=Slot("branch")).order_by("id"))
 
 
-def serve_lines(branches: Collection[Branch]) -> None:
+def serve_lines(branches: Collection[Branch], freed: Collection[Any]) -> None:
+    """`freed` are the locks that ended or the waiters that left: only who shares with one of them can be served now."""
     for branch in branches:
         if waiters := QUEUED(branch=branch.pk):
-            serve(branch, waiters)
+            serve(branch, waiters, [thing for thing in freed if thing.branch_id == branch.pk])
 
 
-def serve(branch: Branch, waiters: list[LockWaiter]) -> None:
+def serve(branch: Branch, waiters: list[LockWaiter], freed: list[Any]) -> None:
     """First come, first served among those that conflict: whoever is still in line bars the like behind them."""
     expired = list(BranchLock.objects.reapable().on(branch.pk).values_list("pk", flat=True))
     if expired:
-        expire_rows([branch], expired, "takeover")
+        freed = [*freed, *expire_rows([branch], expired, "takeover")]
     passed: list[LockWaiter] = []
     for waiter in waiters:
         request = LockRequest(**waiter.terms)
         if not admits(branch, request.lock_scope):
             _answer(waiter, LockWaiter.State.TIMED_OUT)
             continue
-        free = not any(share(waiter, earlier) for earlier in passed) and not obstacles(branch, request)
+        hopeful = any(share(waiter, thing) for thing in freed)
+        barred = any(share(waiter, earlier) for earlier in passed)
         passed.append(waiter)
-        if free:
+        if hopeful and not barred and not obstacles(branch, request):
             [lock] = grant(branch, [request], LockEvent.Kind.GRANTED, unclaimed=True)
             _answer(waiter, LockWaiter.State.GRANTED, lock=lock)
 
@@ -132,4 +134,4 @@ def abandon(waiter_id: int) -> None:
         LockWaiter.objects.filter(pk=waiter_id).update(state=LockWaiter.State.GONE)
         if waiter.lock_id:
             end_rows([branch], [waiter.lock_id], waiter.client, "its client hung up while waiting", forced=False)
-        serve_lines([branch])
+        serve_lines([branch], [waiter])

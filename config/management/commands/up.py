@@ -49,6 +49,9 @@ class Command(BaseCommand):
             facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
         # Children with another port than ours also have another address to put into links.
         environment = {"PORT": str(port)}
+        alive = demo and worker and boot.has_demo()
+        if alive and "PROVIDERS" not in os.environ:
+            environment["PROVIDERS"] = boot.DEMO_PROVIDERS
         lane = f"{settings.Q_CLUSTER['name']}@{socket.gethostname()}:{port}"
         web = Child("web", web_arguments(port), environment)
         cluster = Child("cluster", [lane], environment) if worker else None
@@ -56,7 +59,8 @@ class Command(BaseCommand):
         watch.start()
         pulse = Pulse(self, port, cluster, watch, facts)
         try:
-            supervise([web, cluster] if cluster else [web], signals, pulse)
+            play = [Child("demo", [f"http://127.0.0.1:{port}"], environment)] if alive else []
+            supervise([web, *([cluster] if cluster else []), *play], signals, pulse)
         finally:
             watch.join(timeout=1)
 
