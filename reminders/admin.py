@@ -5,7 +5,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib import admin
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models import F, OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
@@ -63,7 +63,7 @@ class AlarmAdmin(ConsoleAdmin):
     search_fields = ["=id", "=page__id", "=user_id"]
     search_help_text = _("An alarm's, page's or user's exact id")
     list_select_related = ["application"]
-    ordering = ["next_alarm_time"]
+    ordering = [F("next_alarm_time").asc(nulls_first=True), "pk"]
     fields = [
         "page", "application", "user_id", "title", "body", "next_local", "sent_count", "standing", "claim_age",
         "last_message", "occurrence", "refusals", "retry_at", "created_at", "updated_at",
@@ -174,8 +174,8 @@ class AlarmDeliveryAdmin(ConsoleAdmin):
     state_colours = DELIVERY_COLOURS
     list_display = ["idempotency_key", "shown_state", "reason", "claimed_at", "ended_at", "message"]
     list_filter = ["state"]
-    search_fields = ["=idempotency_key", "=alarm_id", "=message_id"]
-    ordering = ["-claimed_at"]
+    search_fields = ["=idempotency_key", "=alarm_id"]
+    ordering = ["-id"]
     shown_state = badge("state", description=_("state"))
 
     @admin.display(description=_("message"))
@@ -213,7 +213,7 @@ class DeletedAlarmAdmin(ConsoleAdmin):
     read_only = True
     list_display = ["id", "user_id", "deleted_at"]
     search_fields = ["=id", "=user_id"]
-    ordering = ["-deleted_at"]
+    ordering = ["-id"]
 
 
 @panel(_("Reminders"), order=70, icon="alarm", permission="reminders.view_alarm")

@@ -127,7 +127,9 @@ def open_deliveries(claims: Sequence[Claim], now: datetime) -> None:
             SELECT id, alarm_id, application_id, occurrence, key, %s FROM json_to_recordset(%s::json)
                 AS claim (id uuid, alarm_id uuid, application_id uuid, occurrence int, key text)
             ON CONFLICT (idempotency_key) DO UPDATE
-               SET state = 'claimed', claimed_at = EXCLUDED.claimed_at, ended_at = NULL WHERE old.state <> 'sent'
+               SET state = 'claimed', application_id = EXCLUDED.application_id, claimed_at = EXCLUDED.claimed_at,
+                   ended_at = NULL
+             WHERE old.state <> 'sent'
             """,
             [now, json.dumps([_opening(claim) for claim in claims], default=str)],
         )
