@@ -1,15 +1,23 @@
 """All settings, in one file. The environment is read by strict parsers: a bad value stops the start with its name."""
 
+import json
 import os
+import re
 import secrets
+import ssl
 from collections.abc import Callable
 from datetime import timedelta
+from email.utils import parseaddr
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 import dj_database_url
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import reverse_lazy
@@ -131,6 +139,7 @@ def secret_key() -> str:
 DEBUG = env("DEBUG", boolean, False)
 DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
 SECRET_KEY = secret_key()
+SECRET_KEY_FALLBACKS = env("SECRET_KEY_FALLBACKS", words, [])
 PORT = env("PORT", whole(1, 65535), 8000)
 WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
 Q_WORKERS = env("Q_WORKERS", whole(1, 64), 4)
@@ -354,6 +363,15 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "devices.mark_silent_pcs": {"cron": MINUTE},
     "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
     "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
+    "messaging.dispatch_due_messages": {"cron": MINUTE, "parallel": 4},
+    "messaging.retry_errored_messages": {"cron": MINUTE},
+    "messaging.resolve_unknown_attempts": {"cron": MINUTE},
+    "messaging.expire_messages": {"cron": FIVE_MINUTES},
+    "messaging.archive_messages": {"cron": FIVE_MINUTES},
+    "campaigns.send_due_steps": {"cron": MINUTE},
+    "campaigns.follow_message_results": {"cron": MINUTE},
+    "campaigns.resume_paused_enrollments": {"cron": MINUTE},
+    "campaigns.reconcile_sequences": {"cron": FIVE_MINUTES},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
@@ -362,6 +380,218 @@ SWEEP_RUNS_KEPT = timedelta(days=7)
 # --- domain knobs ------------------------------------------------------------------------------------------------
 
 PC_OFFLINE_AFTER = timedelta(seconds=180)
+
+# Messages. Not sent after MESSAGE_LIFE from the later of created_at and scheduled_at: never sent.
+MESSAGE_LIFE = timedelta(hours=24)
+# Longer than any batch takes (a dispatcher's batches end within its task's timeout), so a living call is never doubted.
+MESSAGE_LEASE = timedelta(minutes=3)
+# Accepted by the provider but no receipt; None where no receipt is to be expected and accepted is final.
+RECEIPT_TIMEOUT: dict[str, timedelta | None] = {
+    "push": timedelta(hours=72),
+    "email": None,
+    "sms": timedelta(hours=72),
+    "kakao_talk": timedelta(hours=72),
+    "in_app": timedelta(hours=72),
+}
+CONVERSION_WINDOW = timedelta(days=30)
+FAILED_KEPT = timedelta(days=90)
+CIRCUIT_OPEN = timedelta(minutes=5)
+CIRCUIT_FAILURES = 10
+MESSAGES_KEPT = timedelta(days=730)
+
+
+# --- providers of messages ---------------------------------------------------------------------------------------
+
+# The e-mail services that django-anymail speaks to; their credentials are ANYMAIL_… under its documented names.
+ESPS = (
+    "anymail-brevo", "anymail-mailersend", "anymail-mailgun", "anymail-mailjet",
+    "anymail-mailtrap", "anymail-mandrill", "anymail-postal", "anymail-postmark", "anymail-resend", "anymail-scaleway",
+    "anymail-sendgrid", "anymail-sparkpost", "anymail-unisender_go",
+)  # fmt: skip
+# Who can carry which type of subscription; `console` and `null` carry any. InAppMessage needs nobody.
+CARRIERS: dict[str, tuple[str, ...]] = {
+    "iOSPush": ("apns", "fcm"),
+    "AndroidPush": ("fcm",),
+    "Email": ("smtp", *ESPS),
+    "SMS": ("twilio", "nhn", "solapi"),
+    "KakaoTalk": ("nhn", "solapi"),
+    "InAppMessage": (),
+}
+
+
+def providers(text: str) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for word in words(text):
+        kind, _equals, name = (part.strip() for part in word.partition("="))
+        if kind not in CARRIERS or kind in chosen:
+            raise ValueError(f"expected each of {', '.join(CARRIERS)} at most once, not {word!r}")
+        known = (*CARRIERS[kind], "console", "null")
+        if name not in known:
+            raise ValueError(f"{kind} is carried by one of {', '.join(known)}, not {name!r}")
+        chosen[kind] = name
+    return chosen
+
+
+def loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def base_url(text: str) -> str:
+    clean = url("http", "https")(text)
+    parts = urlsplit(clean)
+    if parts.path or parts.query or parts.fragment or "@" in parts.netloc or "?" in text or "#" in text:
+        raise ValueError("expected scheme and host only, such as https://api.example.com")
+    if parts.scheme == "http" and not loopback(str(parts.hostname)):
+        raise ValueError("plain http only to loopback; expected https")
+    return clean
+
+
+def credential(text: str) -> str:
+    """Goes into a header or a path, so it holds neither blanks nor control characters."""
+    if not re.fullmatch(r"[!-~]{1,500}", text):
+        raise ValueError("expected printable characters without blanks")
+    return text
+
+
+def mailbox(text: str) -> str:
+    address = parseaddr(text)[1]
+    if not text.isprintable() or not re.fullmatch(r"[^@\s<>]+@[^@\s<>]+", address):
+        raise ValueError("expected an e-mail address, with or without a name before it")
+    return text
+
+
+def smtp_url(text: str) -> dict[str, Any]:
+    parts = urlsplit(text)
+    query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+    if (
+        parts.scheme not in ("smtp", "smtps")
+        or not parts.hostname
+        or parts.path.strip("/")
+        or query.keys() - {"starttls"}
+    ):
+        raise ValueError("expected smtp[s]://[user:password@]host:port[?starttls=1]")
+    starttls = boolean(query["starttls"][0]) if query else False
+    if starttls and parts.scheme == "smtps":
+        raise ValueError("smtps is encrypted from the start, starttls does not go with it")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if bool(user) != bool(password):
+        raise ValueError("user and password come together")
+    # A password never crosses a network in the clear.
+    starttls = starttls or (parts.scheme == "smtp" and bool(password) and not loopback(parts.hostname))
+    port = parts.port or {"smtps": 465, "smtp": 587 if starttls else 25}[parts.scheme]
+    tls = "smtps" if parts.scheme == "smtps" else "starttls" if starttls else ""
+    return {"host": parts.hostname, "port": port, "user": user, "password": password, "tls": tls}
+
+
+def contents(text: str) -> str:
+    """The value itself or the path of a file that holds it."""
+    if text.startswith(("{", "-----BEGIN")):
+        return text.replace("\\n", "\n") if text.startswith("-") else text
+    try:
+        return Path(text).expanduser().read_text()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"neither the value itself nor a readable file: {getattr(error, 'strerror', error)}") from None
+
+
+def service_account(text: str) -> dict[str, str]:
+    try:
+        account = json.loads(contents(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    wanted = ("project_id", "client_email", "private_key", "token_uri")
+    if not isinstance(account, dict) or not all(isinstance(account.get(key), str) and account[key] for key in wanted):
+        raise ValueError(f"expected a service account with {', '.join(wanted)}")
+    _private_key(account["private_key"], rsa.RSAPrivateKey, "an RSA")
+    target = urlsplit(url("http", "https")(account["token_uri"]))
+    if target.scheme == "http" and not loopback(str(target.hostname)):
+        raise ValueError("token_uri: plain http only to loopback")
+    return account
+
+
+def signing_key(text: str) -> str:
+    pem = contents(text)
+    _private_key(pem, ec.EllipticCurvePrivateKey, "an elliptic-curve")
+    return pem
+
+
+def _private_key(pem: str, kind: type, name: str) -> None:
+    try:
+        key = load_pem_private_key(pem.encode(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ValueError("the private key is not readable PEM") from None
+    if not isinstance(key, kind):
+        raise ValueError(f"the private key is not {name} key")
+
+
+def ca_file(text: str) -> str:
+    try:
+        ssl.create_default_context(cafile=text)
+    except (OSError, ssl.SSLError):
+        raise ValueError(f"{text!r} is not a readable file of certificates") from None
+    return text
+
+
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text, re.ASCII) or not low <= float(text) <= high:
+            raise ValueError(f"expected seconds from {low:g} to {high:g}, not {text!r}")
+        return float(text)
+
+    return parse
+
+
+PROVIDERS: dict[str, str] = env("PROVIDERS", providers, {})
+FCM_BASE_URL = env("FCM_BASE_URL", base_url, "https://fcm.googleapis.com")
+FCM_CREDENTIALS: dict[str, str] = env("FCM_CREDENTIALS", service_account, {})
+APNS_BASE_URL = env("APNS_BASE_URL", base_url, "https://api.push.apple.com")
+APNS_KEY = env("APNS_KEY", signing_key, "")
+APNS_KEY_ID = env("APNS_KEY_ID", credential, "")
+APNS_TEAM_ID = env("APNS_TEAM_ID", credential, "")
+APNS_TOPIC = env("APNS_TOPIC", credential, "")
+SMTP_URL: dict[str, Any] = env("SMTP_URL", smtp_url, {})
+EMAIL_FROM = env("EMAIL_FROM", mailbox, f"no-reply@{urlsplit(PUBLIC_URL).hostname}")
+TWILIO_BASE_URL = env("TWILIO_BASE_URL", base_url, "https://api.twilio.com")
+TWILIO_ACCOUNT_SID = env("TWILIO_ACCOUNT_SID", credential, "")
+TWILIO_AUTH_TOKEN = env("TWILIO_AUTH_TOKEN", credential, "")
+TWILIO_FROM = env("TWILIO_FROM", credential, "")
+NHN_KAKAO_BASE_URL = env("NHN_KAKAO_BASE_URL", base_url, "https://kakaotalk-bizmessage.api.nhncloudservice.com")
+NHN_KAKAO_APPKEY = env("NHN_KAKAO_APPKEY", credential, "")
+NHN_KAKAO_SECRET = env("NHN_KAKAO_SECRET", credential, "")
+NHN_KAKAO_SENDER_KEY = env("NHN_KAKAO_SENDER_KEY", credential, "")
+NHN_SMS_BASE_URL = env("NHN_SMS_BASE_URL", base_url, "https://sms.api.nhncloudservice.com")
+NHN_SMS_APPKEY = env("NHN_SMS_APPKEY", credential, "")
+NHN_SMS_SECRET = env("NHN_SMS_SECRET", credential, "")
+NHN_SMS_FROM = env("NHN_SMS_FROM", credential, "")
+NHN_WEBHOOK_SIGNATURE = env("NHN_WEBHOOK_SIGNATURE", credential, "")
+SOLAPI_BASE_URL = env("SOLAPI_BASE_URL", base_url, "https://api.solapi.com")
+SOLAPI_API_KEY = env("SOLAPI_API_KEY", credential, "")
+SOLAPI_API_SECRET = env("SOLAPI_API_SECRET", credential, "")
+SOLAPI_FROM = env("SOLAPI_FROM", credential, "")
+SOLAPI_PF_ID = env("SOLAPI_PF_ID", credential, "")
+SOLAPI_WEBHOOK_SECRET = env("SOLAPI_WEBHOOK_SECRET", credential, "")
+PROVIDER_CA_FILE = env("PROVIDER_CA_FILE", ca_file, "")
+PROVIDER_TIMEOUT = env("PROVIDER_TIMEOUT", seconds(0.1, 30), 15.0)
+WEBHOOK_ALLOW_PRIVATE = env("WEBHOOK_ALLOW_PRIVATE", boolean, False)
+ANYMAIL = {name[8:]: value for name, value in os.environ.items() if name.startswith("ANYMAIL_") and value.strip()}
+
+NEEDED = {
+    "fcm": ["FCM_CREDENTIALS"],
+    "apns": ["APNS_KEY", "APNS_KEY_ID", "APNS_TEAM_ID", "APNS_TOPIC"],
+    "smtp": ["SMTP_URL"],
+    "twilio": ["TWILIO_ACCOUNT_SID", "TWILIO_AUTH_TOKEN", "TWILIO_FROM"],
+    "KakaoTalk=nhn": ["NHN_KAKAO_APPKEY", "NHN_KAKAO_SECRET", "NHN_KAKAO_SENDER_KEY"],
+    "SMS=nhn": ["NHN_SMS_APPKEY", "NHN_SMS_SECRET", "NHN_SMS_FROM"],
+    "solapi": ["SOLAPI_API_KEY", "SOLAPI_API_SECRET"],
+    "SMS=solapi": ["SOLAPI_FROM"],
+    "KakaoTalk=solapi": ["SOLAPI_PF_ID"],
+}
+for _kind, _carrier in PROVIDERS.items():
+    for _name in (*NEEDED.get(_carrier, ()), *NEEDED.get(f"{_kind}={_carrier}", ())):
+        if not globals()[_name]:
+            raise ImproperlyConfigured(f"{_name}: required by {_kind}={_carrier} of PROVIDERS")
 
 
 # --- the admin ---------------------------------------------------------------------------------------------------

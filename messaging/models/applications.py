@@ -4,6 +4,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 from uuid_utils.compat import uuid7
 
+from messaging.triggers import FORGET_USAGE
+
 
 class Application(models.Model):
     """The tenant: what a client sees is the rows of the applications it is a member of."""
@@ -22,6 +24,28 @@ class Application(models.Model):
         db_table = "applications"
         verbose_name = _("application")
         verbose_name_plural = _("applications")
+        triggers = [FORGET_USAGE]
 
     def __str__(self) -> str:
         return self.name or self.slug
+
+
+class QuotaUsage(models.Model):
+    """Messages charged to an application on one UTC day, kept only while it has a quota.
+
+    Without one nobody counts, so senders of the same application never wait for each other; the first charge of a day
+    starts from the messages that are there.
+    """
+
+    application = models.ForeignKey(Application, models.CASCADE, related_name="usage")
+    day = models.DateField(_("day"))
+    used = models.IntegerField(_("used"), default=0)
+
+    class Meta:
+        db_table = "quota_usage"
+        verbose_name = _("quota usage")
+        verbose_name_plural = _("quota usage")
+        constraints = [models.UniqueConstraint(fields=["application", "day"], name="quota_usage_once")]
+
+    def __str__(self) -> str:
+        return f"{self.application_id} {self.day}: {self.used}"

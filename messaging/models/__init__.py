@@ -1,0 +1,35 @@
+from messaging.models.applications import Application, QuotaUsage
+from messaging.models.circuits import ProviderCircuit, ProviderFailure
+from messaging.models.messages import (
+    CONTENT_CLEARED,
+    FailureType,
+    HoldReason,
+    Kind,
+    Message,
+    MessageAttempt,
+    MessageEvent,
+)
+from messaging.models.subscriptions import CHANNEL_OF, Channel, Subscription, SubscriptionEvent
+from messaging.models.suppressions import Suppression
+from messaging.models.templates import MessageTemplate, MessageTemplateVersion
+
+__all__ = [
+    "CHANNEL_OF",
+    "CONTENT_CLEARED",
+    "Application",
+    "Channel",
+    "FailureType",
+    "HoldReason",
+    "Kind",
+    "Message",
+    "MessageAttempt",
+    "MessageEvent",
+    "MessageTemplate",
+    "MessageTemplateVersion",
+    "ProviderCircuit",
+    "ProviderFailure",
+    "QuotaUsage",
+    "Subscription",
+    "SubscriptionEvent",
+    "Suppression",
+]

@@ -1,0 +1,157 @@
+from typing import Any
+
+from django.db import models
+from django.db.models import Case, Exists, OuterRef, Q, Value, When
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+from uuid_utils.compat import uuid7
+
+from config.triggers import append_only
+from messaging.models import addresses
+from messaging.models.applications import Application
+from messaging.triggers import SUBSCRIPTION_EVENTS
+
+
+class Channel(models.TextChoices):
+    PUSH = "push", _("push")
+    EMAIL = "email", _("e-mail")
+    SMS = "sms", _("SMS")
+    KAKAO_TALK = "kakao_talk", _("KakaoTalk")
+    IN_APP = "in_app", _("in-app")
+
+
+CHANNEL_OF = {
+    "iOSPush": Channel.PUSH,
+    "AndroidPush": Channel.PUSH,
+    "Email": Channel.EMAIL,
+    "SMS": Channel.SMS,
+    "KakaoTalk": Channel.KAKAO_TALK,
+    "InAppMessage": Channel.IN_APP,
+}
+
+
+class SubscriptionQuerySet(models.QuerySet["Subscription"]):
+    def sendable(self) -> "SubscriptionQuerySet":
+        return self.filter(status__gt=0)
+
+    def holding(self, application: Any, channel: str, address: str) -> "SubscriptionQuerySet":
+        """Those of the application that reach this address on this channel."""
+        return self.filter(
+            application=application, channel_type=channel, token_hash=addresses.address_hash(channel, address)
+        )
+
+    def suppressed(self) -> "SubscriptionQuerySet":
+        from messaging.models.suppressions import Suppression
+
+        active = Suppression.objects.active().filter(
+            application=OuterRef("application"),
+            channel_type=OuterRef("channel_type"),
+            address_hash=OuterRef("token_hash"),
+        )
+        return self.filter(Exists(active))
+
+    def recently_active_first(self) -> "SubscriptionQuerySet":
+        return self.order_by(models.F("last_active_at").desc(nulls_last=True), "-created_at", "-id")
+
+
+class Subscription(models.Model):
+    """One address of one user on one channel."""
+
+    class Type(models.TextChoices):
+        IOS_PUSH = "iOSPush", "iOSPush"
+        ANDROID_PUSH = "AndroidPush", "AndroidPush"
+        EMAIL = "Email", "Email"
+        SMS = "SMS", "SMS"
+        KAKAO_TALK = "KakaoTalk", "KakaoTalk"
+        IN_APP = "InAppMessage", "InAppMessage"
+
+    # The codes a service writes; the others come from clients' SDKs and providers.
+    SUBSCRIBED, INITIAL, OPTED_OUT, UNREGISTERED, DISABLED, HARD_BOUNCE, COMPLAINT = 1, 0, -2, -10, -31, -42, -44
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    application = models.ForeignKey(Application, models.CASCADE, related_name="subscriptions")
+    type = models.CharField(_("type"), max_length=12, choices=Type.choices)
+    channel_type = models.GeneratedField(
+        expression=Case(
+            *[When(type=kind, then=Value(str(channel.value))) for kind, channel in CHANNEL_OF.items()],
+            default=Value("push"),
+        ),
+        output_field=models.CharField(max_length=10, choices=Channel.choices),
+        db_persist=True,
+        verbose_name=_("channel"),
+    )
+    token_encrypted = models.TextField(_("encrypted token"), editable=False)
+    token_hash = models.CharField(_("token hash"), max_length=64, editable=False)
+    token_hint = models.CharField(_("token"), max_length=64, editable=False)
+    user_id = models.CharField(_("user"), max_length=255, null=True, blank=True)
+    status = models.SmallIntegerField(_("status code"), default=0, db_default=0)
+    status_reason = models.CharField(_("reason of the status"), max_length=100, blank=True, default="", db_default="")
+    locale = models.CharField(_("locale"), max_length=20, blank=True, default="", db_default="")
+    time_zone = models.CharField(_("time zone"), max_length=64, blank=True, default="", db_default="")
+    device_model = models.CharField(_("device model"), max_length=255, blank=True, default="", db_default="")
+    device_os = models.CharField(_("device system"), max_length=255, blank=True, default="", db_default="")
+    device_language = models.CharField(_("device language"), max_length=20, blank=True, default="", db_default="")
+    app_version = models.CharField(_("app version"), max_length=50, blank=True, default="", db_default="")
+    tags = models.JSONField(_("tags"), default=dict, blank=True)
+    marketing_consent = models.BooleanField(_("marketing consent"), default=False, db_default=False)
+    night_consent = models.BooleanField(_("night consent"), default=False, db_default=False)
+    marketing_consent_at = models.DateTimeField(_("marketing consent given"), null=True, blank=True)
+    subscribed_at = models.DateTimeField(_("subscribed"), null=True, blank=True)
+    unsubscribed_at = models.DateTimeField(_("unsubscribed"), null=True, blank=True)
+    last_active_at = models.DateTimeField(_("last active"), null=True, blank=True)
+    total_messages_received = models.IntegerField(_("messages received"), default=0, db_default=0)
+    total_messages_converted = models.IntegerField(_("messages converted"), default=0, db_default=0)
+    created_at = models.DateTimeField(_("created"), db_default=Now())
+    updated_at = models.DateTimeField(_("updated"), auto_now=True)
+
+    objects = SubscriptionQuerySet.as_manager()
+
+    class Meta:
+        db_table = "subscriptions"
+        verbose_name = _("subscription")
+        verbose_name_plural = _("subscriptions")
+        triggers = [SUBSCRIPTION_EVENTS]
+        constraints = [
+            models.UniqueConstraint(fields=["application", "type", "token_hash"], name="subscriptions_token_once"),
+        ]
+        indexes = [
+            models.Index(
+                fields=["application", "user_id", "channel_type"],
+                name="subscriptions_of_user",
+                condition=Q(user_id__isnull=False),
+            ),
+        ]
+        permissions = [("list_subscription", "Can list subscriptions")]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.token_hint}"
+
+    @property
+    def token(self) -> str:
+        return addresses.decrypt(self.token_encrypted)
+
+    @property
+    def sendable(self) -> bool:
+        return self.status > 0
+
+
+class SubscriptionEvent(models.Model):
+    """What happened to a subscription; written by a trigger."""
+
+    id = models.BigAutoField(primary_key=True)
+    subscription = models.ForeignKey(
+        Subscription, models.DO_NOTHING, db_constraint=False, related_name="events", verbose_name=_("subscription")
+    )
+    event_type = models.CharField(_("event"), max_length=20)
+    status = models.SmallIntegerField(_("status code"))
+    reason = models.CharField(_("reason"), max_length=100, blank=True, default="")
+    occurred_at = models.DateTimeField(_("at"), db_default=Now())
+
+    class Meta:
+        db_table = "subscription_events"
+        verbose_name = _("subscription event")
+        verbose_name_plural = _("subscription events")
+        triggers = append_only("subscription_events")
+
+    def __str__(self) -> str:
+        return f"{self.event_type} {self.occurred_at:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,123 @@
+"""E-mail services through django-anymail, which speaks to each of them; queue, retries and classes are ours."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import requests
+from anymail.exceptions import AnymailAPIError, AnymailConfigurationError, AnymailError, AnymailInvalidAddress
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.mail import EmailMultiAlternatives, get_connection
+from django.core.mail.backends.base import BaseEmailBackend
+
+from messaging.providers.answers import (
+    SEND_BUDGET,
+    Answer,
+    Outgoing,
+    accepted,
+    config,
+    network,
+    outage,
+    rate_limited,
+    rejected,
+    unknown,
+)
+from messaging.providers.mime import ascii_address, message_id, sender, text_of
+
+
+class ESP:
+    concurrency = 8
+    idempotent = False
+    receipts = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=name)
+
+    def send(self, batch: Sequence[Outgoing]) -> list[Answer]:
+        """Each share of the batch over one session."""
+        deadline = time.monotonic() + SEND_BUDGET
+        shares = [batch[start :: self.concurrency] for start in range(self.concurrency)]
+        done = list(self.pool.map(lambda share: self._send_share(share, deadline), shares))
+        return [done[place % self.concurrency][place // self.concurrency] for place in range(len(batch))]
+
+    def query(
+        self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
+    ) -> Answer | None:
+        return None
+
+    def _send_share(self, share: Sequence[Outgoing], deadline: float) -> list[Answer]:
+        if not share:
+            return []
+        try:
+            backend: Any = get_connection(f"anymail.backends.{self.name.removeprefix('anymail-')}.EmailBackend")
+        except (AnymailConfigurationError, ImproperlyConfigured):
+            return [config("not_configured")] * len(share)
+        backend.timeout = settings.PROVIDER_TIMEOUT
+        try:
+            return [
+                self._deliver(backend, message) if time.monotonic() < deadline else network("not_started")
+                for message in share
+            ]
+        finally:
+            backend.close()
+
+    def _deliver(self, backend: BaseEmailBackend, message: Outgoing) -> Answer:
+        started = time.monotonic()
+        mail = _mail(message, backend)
+        try:
+            mail.send()
+        except AnymailInvalidAddress as error:
+            bad = rejected("recipient", "invalid_address", "invalid_address", subscription_status=-40)
+            return bad.about(message, str(error), started)
+        except AnymailAPIError as error:
+            return _broken(error).about(message, str(error), started)
+        except (AnymailError, ValueError) as error:
+            return rejected("message", type(error).__name__, "rejected").about(message, str(error), started)
+        return _judge(mail).about(message, "", started)
+
+
+def _mail(message: Outgoing, backend: BaseEmailBackend) -> EmailMultiAlternatives:
+    headers = {**message.headers, "Message-ID": message_id(message)}
+    to = [ascii_address(message.token)]
+    mail = EmailMultiAlternatives(
+        message.title, text_of(message.body), sender(message), to, headers=headers, connection=backend
+    )
+    mail.attach_alternative(message.body, "text/html")
+    mail.metadata = {"message_id": str(message.message_id)}  # type: ignore[attr-defined]
+    return mail
+
+
+def _judge(mail: EmailMultiAlternatives) -> Answer:
+    status = mail.anymail_status  # type: ignore[attr-defined]
+    states = status.status or {"unknown"}
+    if states <= {"sent", "queued"}:
+        return accepted(str(status.message_id or ""), "/".join(sorted(states)))
+    if states & {"invalid"}:
+        return rejected("recipient", "invalid", "invalid_address", subscription_status=-40)
+    if states & {"rejected"}:
+        # On the service's own suppression list, for a reason it keeps to itself.
+        return rejected("recipient", "rejected", "suppressed_by_provider")
+    return rejected("message", "failed", "rejected") if "failed" in states else unknown("malformed")
+
+
+def _broken(error: AnymailAPIError) -> Answer:
+    status = getattr(error, "status_code", None)
+    if status is None:
+        cause = error.__cause__
+        code = type(cause).__name__
+        never_heard = isinstance(cause, requests.ConnectTimeout) or "NewConnectionError" in repr(cause)
+        return network(code) if never_heard or isinstance(cause, requests.exceptions.SSLError) else unknown(code)
+    code = f"http_{status}"
+    if status in (401, 403, 404):
+        return config(code)
+    if status == 429:
+        header = error.response.headers.get("Retry-After", "") if error.response is not None else ""
+        return rate_limited(code, float(header) if header.isdigit() else None)
+    if status >= 500:
+        return outage(code)
+    return unknown("malformed") if status < 300 else rejected("message", code, "rejected")

@@ -1,0 +1,262 @@
+"""Messages come into being here and nowhere else: checked, charged and inserted in the caller's transaction."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+from django.db.models import Exists, OuterRef
+from django.utils.translation import gettext as _
+from uuid_utils.compat import uuid7
+
+from config.sweeping import nudge
+from messaging.models import Channel, Message, Subscription, Suppression
+from messaging.providers import provider_for
+from messaging.services import content, quotas
+
+DISPATCH = "messaging.dispatch_due_messages"
+# What the recipient or the application stands in the way of; everything else a draft is refused for is its own fault.
+CONFLICTS = {
+    "unsubscribed",
+    "suppressed",
+    "not_sendable",
+    "no_consent",
+    "channel_not_configured",
+    "application_inactive",
+    "idempotency_conflict",
+}
+QUOTA_EXCEEDED = "quota_exceeded"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A message to create; its content is already rendered."""
+
+    application_id: UUID
+    subscription_id: UUID
+    title: str = ""
+    body: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "notice"
+    campaign: str = ""
+    priority: int = 5
+    scheduled_at: datetime | None = None
+    idempotency_key: str | None = None
+    template_id: UUID | None = None
+    template_version: int | None = None
+    template_code: str = ""
+    template_parameters: Mapping[str, Any] = field(default_factory=dict)
+    retry_of: UUID | None = None
+    failover_of: UUID | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`code` tells why a draft was refused; None with created=False is the message an earlier draft of its key made."""
+
+    message_id: UUID | None
+    created: bool
+    code: str | None = None
+    detail: str = ""
+    attr: str | None = None
+    retry_after: float | None = None
+
+    @property
+    def refused(self) -> bool:
+        return self.code is not None
+
+
+def refused(code: str, detail: str, attr: str | None = None) -> Outcome:
+    return Outcome(None, False, code, detail, attr)
+
+
+@transaction.atomic
+def enqueue_messages(drafts: Sequence[Draft], *, now: datetime) -> list[Outcome]:
+    """One outcome per draft, in order. A refused draft spoils none of the others."""
+    subscriptions = _subscriptions(drafts)
+    outcomes: dict[int, Outcome] = _earlier(drafts, range(len(drafts)))
+    ready: dict[int, Draft] = {}
+    for index, draft in enumerate(drafts):
+        if index in outcomes:
+            continue
+        subscription = subscriptions.get(draft.subscription_id)
+        refusal = _refusal(draft, subscription)
+        if refusal is None and subscription is not None:
+            draft = _labelled(draft, subscription)
+            refusal = _content_refusal(draft, subscription)
+        if refusal is not None:
+            outcomes[index] = refusal
+        else:
+            ready[index] = draft
+    ready, twins = _first_of_each_key(ready)
+    outcomes |= _charge_and_insert(ready, subscriptions, now)
+    outcomes |= _earlier(drafts, [*twins, *(index for index in ready if index not in outcomes)])
+    if any(o.created and is_due(drafts[i], now) for i, o in outcomes.items()):
+        nudge(DISPATCH)
+    return [outcomes[index] for index in range(len(drafts))]
+
+
+def is_due(draft: Draft, now: datetime) -> bool:
+    return draft.scheduled_at is None or draft.scheduled_at <= now
+
+
+def _subscriptions(drafts: Sequence[Draft]) -> dict[UUID, Subscription]:
+    stands_suppressed = Suppression.objects.active().filter(
+        application=OuterRef("application"), channel_type=OuterRef("channel_type"), address_hash=OuterRef("token_hash")
+    )
+    rows = Subscription.objects.filter(pk__in={draft.subscription_id for draft in drafts})
+    return {row.pk: row for row in rows.select_related("application").annotate(is_suppressed=Exists(stands_suppressed))}
+
+
+def _earlier(drafts: Sequence[Draft], indexes: Any) -> dict[int, Outcome]:
+    """What earlier drafts of the same keys have made."""
+    keyed = [(index, drafts[index]) for index in indexes if drafts[index].idempotency_key]
+    if not keyed:
+        return {}
+    rows = Message.objects.filter(
+        application_id__in={draft.application_id for _index, draft in keyed},
+        idempotency_key__in={draft.idempotency_key for _index, draft in keyed},
+    ).values_list("application_id", "idempotency_key", "id", "fingerprint")
+    found = {(application, key): (pk, fingerprint) for application, key, pk, fingerprint in rows}
+    return {
+        index: _again(draft, *found[draft.application_id, str(draft.idempotency_key)])
+        for index, draft in keyed
+        if (draft.application_id, draft.idempotency_key) in found
+    }
+
+
+def _again(draft: Draft, pk: UUID, fingerprint: str) -> Outcome:
+    if draft.fingerprint != fingerprint:
+        return refused("idempotency_conflict", _("This key was used with another body."), "Idempotency-Key")
+    return Outcome(pk, created=False)
+
+
+def _refusal(draft: Draft, subscription: Subscription | None) -> Outcome | None:
+    if subscription is None or subscription.application_id != draft.application_id:
+        return refused("does_not_exist", _("There is no such subscription."), "subscription_id")
+    if subscription.status == Subscription.OPTED_OUT:
+        return refused("unsubscribed", _("The recipient has unsubscribed."))
+    if subscription.is_suppressed:  # type: ignore[attr-defined]
+        return refused("suppressed", _("The address is suppressed."))
+    if not subscription.sendable:
+        detail = _("The subscription's status is %(status)s.") % {"status": subscription.status}
+        return refused("not_sendable", detail)
+    if draft.kind == "marketing" and not subscription.marketing_consent:
+        return refused("no_consent", _("The recipient has not consented to marketing."))
+    if not subscription.application.active:
+        return refused("application_inactive", _("The application is switched off."))
+    if provider_for(subscription.type) is None:
+        detail = _("No provider is set up for %(type)s.") % {"type": subscription.type}
+        return refused("channel_not_configured", detail)
+    return None
+
+
+def _labelled(draft: Draft, subscription: Subscription) -> Draft:
+    if draft.kind != "marketing" or subscription.channel_type != Channel.SMS:
+        return draft
+    if not subscription.token.startswith("+82"):
+        return draft
+    number = subscription.application.settings.get("opt_out_number", "")
+    return replace(draft, body=content.labelled(draft.body, number if isinstance(number, str) else ""))
+
+
+def _content_refusal(draft: Draft, subscription: Subscription) -> Outcome | None:
+    found = content.problems(
+        subscription.channel_type, draft.kind, draft.title, draft.body, dict(draft.data), draft.template_code
+    )
+    return refused(found[0].code, found[0].detail, found[0].attr) if found else None
+
+
+def _first_of_each_key(ready: dict[int, Draft]) -> tuple[dict[int, Draft], list[int]]:
+    seen: set[tuple[UUID, str]] = set()
+    first, twins = {}, []
+    for index, draft in ready.items():
+        key = (draft.application_id, draft.idempotency_key or "")
+        if draft.idempotency_key and key in seen:
+            twins.append(index)
+        else:
+            seen.add(key)
+            first[index] = draft
+    return first, twins
+
+
+def _charge_and_insert(
+    ready: dict[int, Draft], subscriptions: dict[UUID, Subscription], now: datetime
+) -> dict[int, Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    applications = {subscriptions[draft.subscription_id].application for draft in ready.values()}
+    allowances = quotas.allowances(applications, now)
+    taken: dict[int, tuple[UUID, Draft]] = {}
+    for index, draft in ready.items():
+        allowance = allowances.get(draft.application_id)
+        if allowance is None or allowance.take():
+            taken[index] = (uuid7(), draft)
+        else:
+            detail = _("The application's quota is used up.")
+            outcomes[index] = Outcome(None, False, QUOTA_EXCEEDED, detail, retry_after=allowance.retry_after())
+    inserted = insert_messages([(pk, draft, subscriptions[draft.subscription_id]) for pk, draft in taken.values()], now)
+    for index, (pk, draft) in taken.items():
+        if pk in inserted:
+            outcomes[index] = Outcome(pk, created=True)
+        elif draft.application_id in allowances:
+            allowances[draft.application_id].give_back(1)
+    for allowance in allowances.values():
+        allowance.charge()
+    return outcomes
+
+
+COLUMNS = {
+    "id": "uuid",
+    "application_id": "uuid",
+    "subscription_id": "uuid",
+    "subscription_type": "text",
+    "user_id": "text",
+    "channel_type": "text",
+    "kind": "text",
+    "title": "text",
+    "body": "text",
+    "data": "jsonb",
+    "template_id": "uuid",
+    "template_version": "int",
+    "template_code": "text",
+    "template_parameters": "jsonb",
+    "campaign": "text",
+    "priority": "int",
+    "scheduled_at": "timestamptz",
+    "retry_of_id": "uuid",
+    "failover_of_id": "uuid",
+    "idempotency_key": "text",
+    "fingerprint": "text",
+}
+INSERT = f"""
+    INSERT INTO messages ({", ".join(COLUMNS)}, created_at)
+    SELECT {", ".join(f"{n}::{t}" if t == "jsonb" else n for n, t in COLUMNS.items())}, %s
+      FROM unnest({", ".join(f"%s::{'text' if t == 'jsonb' else t}[]" for t in COLUMNS.values())})
+        AS draft ({", ".join(COLUMNS)})
+     ORDER BY application_id, idempotency_key, id
+    ON CONFLICT (application_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+    RETURNING id
+"""
+
+
+def insert_messages(rows: list[tuple[UUID, Draft, Subscription]], now: datetime) -> set[UUID]:
+    """One statement for all, as arrays. A twin of a key waits here until the first has committed, and is then left out;
+    in the order of the keys, so two batches of the same keys cannot deadlock."""
+    if not rows:
+        return set()
+    columns = zip(*(_values(pk, draft, subscription) for pk, draft, subscription in rows), strict=True)
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT, [now, *map(list, columns)])
+        return {pk for (pk,) in cursor.fetchall()}
+
+
+def _values(pk: UUID, draft: Draft, subscription: Subscription) -> Iterator[Any]:
+    yield from (pk, draft.application_id, draft.subscription_id, subscription.type, subscription.user_id)
+    yield from (subscription.channel_type, draft.kind, draft.title, draft.body, json.dumps(draft.data))
+    yield from (draft.template_id, draft.template_version, draft.template_code, json.dumps(draft.template_parameters))
+    yield from (draft.campaign or None, draft.priority, draft.scheduled_at, draft.retry_of, draft.failover_of)
+    yield from (draft.idempotency_key, draft.fingerprint)
