@@ -9,12 +9,13 @@ from django_fsm import FSMField, transition
 
 from campaigns.models.enrollments import Enrollment
 from campaigns.models.keys import created, key
+from campaigns.models.leads import SUBSCRIPTION_OF
 from campaigns.models.senders import Sender, SenderQuerySet
 from campaigns.models.sequences import days
 from campaigns.models.steps import Step
 from campaigns.triggers import LIVE, UNFINISHED, executions_changed, signal_triggers
 from config.statemachine import Swept, WaitsFor, state_triggers
-from messaging.models import Message
+from messaging.models import Message, Subscription
 
 EFFECTIVE_DUE = Coalesce("deferred_until", "scheduled_at")
 STRANDED_AFTER = timedelta(minutes=10)
@@ -34,6 +35,14 @@ class SkipReason(models.TextChoices):
     FORCE_COMPLETED = "force_completed", _("the sequence was completed by hand")
     ARCHIVED = "archived", _("the sequence was archived")
     STEP_REMOVED = "step_removed", _("the step was removed")
+
+
+def stale_before(now: datetime) -> ExpressionWrapper:
+    return ExpressionWrapper(
+        Value(now, output_field=models.DateTimeField())
+        - days("enrollment__sequence__harvest_days", "enrollment__sequence__stale_after_multiplier"),
+        output_field=models.DateTimeField(),
+    )
 
 
 class ExecutionQuerySet(models.QuerySet["Execution"]):
@@ -61,24 +70,47 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
 
     def stale(self, now: datetime) -> "ExecutionQuerySet":
         """Forgotten for longer than harvest_days × N; a step that may be sent late never is."""
-        limit = ExpressionWrapper(
-            Value(now, output_field=models.DateTimeField())
-            - days("enrollment__sequence__harvest_days", "enrollment__sequence__stale_after_multiplier"),
-            output_field=models.DateTimeField(),
-        )
         return (
             self.queued()
             .with_due()
-            .alias(stale_before=limit)
+            .alias(stale_before=stale_before(now))
             .filter(step__stale_policy="skip", due_at__lt=F("stale_before"))
         )
 
     def stranded(self, now: datetime) -> "ExecutionQuerySet":
         return self.due(now - STRANDED_AFTER)
 
-    def senderless(self) -> "ExecutionQuerySet":
+    def to_suppressed(self) -> "ExecutionQuerySet":
+        """The lead's address of the step's channel must not be written to."""
+        return self.annotate(
+            subscription_id=Case(
+                *(
+                    When(step__channel=channel, then=F(f"enrollment__lead__{link}_id"))
+                    for channel, (link, _type, _field) in SUBSCRIPTION_OF.items()
+                )
+            )
+        ).filter(
+            Exists(
+                Subscription.objects.filter(pk=OuterRef("subscription_id")).filter(
+                    Q(status__lte=0) | Q(Exists(Subscription.objects.suppressed().filter(pk=OuterRef("pk"))))
+                )
+            )
+        )
+
+    def actionable(self, now: datetime) -> "ExecutionQuerySet":
+        """Of the stranded: without a healthy sender (`unmanned`), too late (`late`), or not yet back in the queue."""
         healthy = Sender.objects.filter(SenderQuerySet.HEALTHY, pk=OuterRef("enrollment__sender"))
-        return self.filter(~Exists(healthy))
+        return (
+            self.with_due()
+            .annotate(unmanned=~Exists(healthy), stale_before=stale_before(now))
+            .annotate(
+                late=Case(
+                    When(step__stale_policy="skip", due_at__lt=F("stale_before"), then=Value(True)),
+                    default=Value(False),
+                )
+            )
+            .filter(Q(unmanned=True) | Q(late=True) | Q(status="deferred"))
+        )
 
     def stuck(self, now: datetime) -> "ExecutionQuerySet":
         """Processing for half an hour, and messaging is not at it any more (its own deadline owns what it works on)."""
@@ -117,9 +149,7 @@ class Execution(models.Model):
     )
     step = models.ForeignKey(Step, models.CASCADE, related_name="executions", verbose_name=_("step"))
     round = models.IntegerField(_("round"), default=1, db_default=1)
-    status = FSMField(
-        _("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True
-    )
+    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True)
     scheduled_at = models.DateTimeField(_("scheduled"))
     deferred_until = models.DateTimeField(_("deferred until"), null=True, blank=True)
     processing_started_at = models.DateTimeField(_("processing since"), null=True, blank=True)
@@ -184,9 +214,7 @@ class Execution(models.Model):
         # Partial: what is over costs the sweeps nothing, however much of it there is.
         indexes = [
             models.Index(fields=["enrollment"], name="executions_unfinished", condition=Q(status__in=UNFINISHED)),
-            models.Index(
-                fields=["enrollment"], name="executions_awaiting", condition=Q(status="awaiting_enrichment")
-            ),
+            models.Index(fields=["enrollment"], name="executions_awaiting", condition=Q(status="awaiting_enrichment")),
             models.Index(EFFECTIVE_DUE, name="executions_queued", condition=Q(status__in=QUEUED)),
             models.Index(
                 fields=["processing_started_at"], name="executions_processing", condition=Q(status="processing")

@@ -12,8 +12,8 @@ LONGEST = timedelta(days=180)
 DEFAULT = timedelta(days=7)
 OFFICE_OPENS = time(9)
 
-MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
-WEEKDAYS = "mon tue wed thu fri sat sun".split()
+MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 KOREAN_WEEKDAYS = "월화수목금토일"
 
 MONTH = (
@@ -51,8 +51,12 @@ UNTIL_BEFORE = re.compile(
     re.IGNORECASE,
 )
 UNTIL_AFTER = re.compile(r"^\s*(?:\([^)]{1,9}\))?\s*(?:\d{1,2}시)?\s*까지")
-START_AFTER = re.compile(r"^\s*(?:\([^)]{1,9}\))?\s*(?:부터|에서)|^\s*(?:\([^)]{1,9}\))?\s*[~–—-]\s*(?:\d|[a-z])", re.IGNORECASE)
-START_BEFORE = re.compile(rf"\b(?:from|starting|since|as of|beginning)\s+(?:the\s+)?(?:{WEEKDAY},?\s+)?$", re.IGNORECASE)
+START_AFTER = re.compile(
+    r"^\s*(?:\([^)]{1,9}\))?\s*(?:부터|에서)|^\s*(?:\([^)]{1,9}\))?\s*[~–—-]\s*(?:\d|[a-z])", re.IGNORECASE
+)
+START_BEFORE = re.compile(
+    rf"\b(?:from|starting|since|as of|beginning)\s+(?:the\s+)?(?:{WEEKDAY},?\s+)?$", re.IGNORECASE
+)
 
 QUOTE_BEGINS = re.compile(
     r"^\s*(?:-{2,}\s*(?:original message|원본 메[시세]지|forwarded message).*|on .{5,200} wrote:|.{0,100}님이 (?:작성|쓴 글).*"
@@ -74,7 +78,9 @@ class Mention:
     role: str  # back | until | start | bare
 
     def part(self, name: str) -> str | None:
-        return next((value for key, value in self.found.groupdict().items() if key.rstrip("0123456789") == name and value), None)
+        return next(
+            (value for key, value in self.found.groupdict().items() if key.rstrip("0123456789") == name and value), None
+        )
 
 
 def own_words(text: str) -> str:
@@ -196,7 +202,9 @@ def _valid(year: int, month: int, day: int) -> Iterator[date]:
 
 def _sentence(words: str, found: re.Match[str]) -> str:
     start = max(words.rfind("\n", 0, found.start()), words.rfind(". ", 0, found.start())) + 1
-    end = min((at for at in (words.find("\n", found.end()), words.find(". ", found.end())) if at > 0), default=len(words))
+    end = min(
+        (at for at in (words.find("\n", found.end()), words.find(". ", found.end())) if at > 0), default=len(words)
+    )
     return words[start:end].strip()[:300]
 
 
