@@ -74,6 +74,10 @@ class Branch(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def is_ready(self) -> bool:
+        return self.state == self.State.READY
+
     @transition(field=state, source=[State.ACTIVE, State.ERROR], target=State.LOCKED_FOR_WRITE)
     def lock_for_write(self) -> None: ...
 
@@ -311,6 +315,11 @@ class BranchLock(models.Model):
         """Ended or out of time: nothing revives it."""
         return self.state != self.State.ACTIVE or self.ttl_expired or self.heartbeat_expired
 
+    @property
+    def reapable(self) -> bool:
+        """As the predicate of that name says of rows."""
+        return self.state == self.State.ACTIVE and self.auto_release_enabled and self.dead
+
 
 class LockEvent(models.Model):
     class Kind(models.TextChoices):
@@ -351,17 +360,28 @@ class LockEvent(models.Model):
         return self.kind
 
 
+# How long a granted lock waits for the request that asked for it.
+CLAIM_SECONDS = 10
+
+
 class WaiterQuerySet(models.QuerySet["LockWaiter"]):
     def queued(self) -> "WaiterQuerySet":
         """Waiting and still wanted; a waiter past its deadline stands in nobody's way."""
         return self.filter(state=LockWaiter.State.WAITING, deadline_at__gte=NOW)
 
+    def granted(self) -> "WaiterQuerySet":
+        """Given a lock that its request has not picked up."""
+        return self.filter(state=LockWaiter.State.GRANTED, claimed_at=None)
+
+    def unanswered(self) -> "WaiterQuerySet":
+        """In line, or granted in time to be picked up."""
+        queued = Q(state=LockWaiter.State.WAITING, deadline_at__gte=NOW)
+        ready = Q(state=LockWaiter.State.GRANTED, claimed_at=None, lock__state="active", lock__expires_at__gte=NOW)
+        return self.filter(queued | ready)
+
     def overdue(self) -> "WaiterQuerySet":
         """Past the deadline by more than a living request needs to say so itself."""
         return self.filter(state=LockWaiter.State.WAITING, deadline_at__lt=NOW - seconds(CLAIM_SECONDS))
-
-
-CLAIM_SECONDS = 10
 
 
 class LockWaiter(models.Model):

@@ -5,6 +5,7 @@ with transaction.atomic():
     ...
 """
 
+import re
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from config.errors import Invalid
 
 LOCK_ID, LOCK_FENCE = "X-Lock-Id", "X-Lock-Fence"
 BIGINT = 2**63
+WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 
 def gate_headers(request: Request) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def _uuid(text: str) -> UUID:
 
 
 def _fence(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < BIGINT):
+    if not WHOLE.fullmatch(text) or not -BIGINT <= int(text) < BIGINT:
         raise Invalid("Expected the fence of the lock, a whole number.", attr=LOCK_FENCE)
     return int(text)
 

@@ -1,6 +1,5 @@
 """Every write of the locks app, one function per verb. Other apps need `check_write` alone."""
 
-from locks.services.branches import duration
 from locks.services.gate import check_write, may_write
 from locks.services.grants import DEFAULT_HEARTBEAT, DEFAULT_TTL, LockRequest
 from locks.services.holding import (
@@ -12,16 +11,19 @@ from locks.services.holding import (
     postpone_silence,
     reap,
     record_heartbeat,
+    refuse_stranger,
     release_lock,
     set_branch_state,
 )
+from locks.services.indexing import REASON as INDEXING_REASON
 from locks.services.indexing import complete_indexing, guess_types, indexing_locks, start_indexing
-from locks.services.refusals import LockConflict, Locked, LockGone, StaleFence
+from locks.services.refusals import LockConflict, Locked, LockGone, StaleFence, eta_seconds
 from locks.services.waiting import acquire_lock
 
 __all__ = [
     "DEFAULT_HEARTBEAT",
     "DEFAULT_TTL",
+    "INDEXING_REASON",
     "LockConflict",
     "LockGone",
     "LockRequest",
@@ -32,7 +34,7 @@ __all__ = [
     "check_write",
     "complete_indexing",
     "drop_overdue_waiters",
-    "duration",
+    "eta_seconds",
     "extend_lock",
     "force_unlock",
     "guess_types",
@@ -42,6 +44,7 @@ __all__ = [
     "postpone_silence",
     "reap",
     "record_heartbeat",
+    "refuse_stranger",
     "release_lock",
     "set_branch_state",
     "start_indexing",

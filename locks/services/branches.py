@@ -10,15 +10,16 @@ from django.db.models.functions import Now
 from config.errors import Conflict
 from locks.models import Branch, LockEvent
 
-COLUMNS = "id, name, state, fence, indexing_started_at, indexing_completed_at, indexing_service"
+COLUMNS = ("id", "name", "state", "fence", "indexing_started_at", "indexing_completed_at", "indexing_service")
 # Evaluated before any row is locked, so the wait for it is bounded without a statement of its own.
 PATIENCE = "patience AS MATERIALIZED (SELECT set_config('lock_timeout', '5s', true) AS set)"
 
 
 def _take(where: str, values: list[Any], how: str) -> list[Branch]:
-    """The ORM cannot bound the wait in the same statement; FOR NO KEY lets foreign keys of other rows through."""
+    """The ORM cannot bound the wait in the same statement; NO KEY lets the foreign keys of events through."""
+    columns = ", ".join(f"b.{name}" for name in COLUMNS)
     sql = (
-        f"WITH {PATIENCE} SELECT {', '.join('b.' + c for c in COLUMNS.split(', '))}, patience.set AS patience"
+        f"WITH {PATIENCE} SELECT {columns}, patience.set AS patience"
         f" FROM branches AS b CROSS JOIN patience WHERE {where} ORDER BY b.id FOR {how}"
     )
     return list(Branch.objects.raw(sql, values))
@@ -66,9 +67,3 @@ def mark_indexing(branch: Branch, service: str | None, *, completed: bool) -> No
         }
     )
     Branch.objects.filter(pk=branch.pk).update(**times)
-
-
-def duration(branch: Branch) -> float | None:
-    if branch.indexing_started_at is None or branch.indexing_completed_at is None:
-        return None
-    return (branch.indexing_completed_at - branch.indexing_started_at).total_seconds()

@@ -12,12 +12,12 @@ from config import decisions
 from config.errors import Forbidden, Invalid, Missing
 from locks.models import Branch, BranchLock, LockEvent, LockWaiter
 from locks.services.branches import PATIENCE, move, take_branch, take_branches
-from locks.services.grants import SILENT, end_locks, expire_locks
+from locks.services.endings import SILENT
+from locks.services.queue import end_locks, expire_locks, serve
 from locks.services.refusals import LockGone, StaleFence
 
 HOLDERS_TOTAL = timedelta(hours=24)
 ADMINS_TOTAL = timedelta(days=30)
-AUTOMATIC = timedelta(hours=2)
 KEPT_HEARTBEATS = 100
 
 
@@ -29,43 +29,44 @@ def held(lock_id: Any) -> BranchLock:
     return lock
 
 
-def refuse_stranger(lock: BranchLock, actor: str, admin: bool) -> None:
-    if lock.locked_by != actor and not admin:
-        raise Forbidden("Only its holder or a lock-admin may do this.")
-
-
 def authorize(lock: BranchLock, fence: int, actor: str, admin: bool, *, expired_too: bool = False) -> None:
     """In the order of the contract: 403, 410, 409."""
     refuse_stranger(lock, actor, admin)
-    unforced = expired_too and lock.state == BranchLock.State.ACTIVE and not lock.auto_release_enabled
-    if lock.dead and not unforced:
+    kept = expired_too and lock.state == BranchLock.State.ACTIVE and not lock.auto_release_enabled
+    if lock.dead and not kept:
         raise LockGone
     if lock.fence != fence:
         raise StaleFence
 
 
-# Checks, beats, extends and records in one statement; no branch row is taken, so holders never wait for each other.
+def refuse_stranger(lock: BranchLock, actor: str, admin: bool) -> None:
+    if lock.locked_by != actor and not admin:
+        raise Forbidden("Only its holder or a lock-admin may do this.")
+
+
+# The row first, the clock in the next statement: a time read before the wait would let a lock beat after its expiry.
+TAKE = f"WITH {PATIENCE} SELECT 1 FROM branch_locks AS l CROSS JOIN patience WHERE l.id = %s FOR NO KEY UPDATE OF l"
+# No branch row is taken, so holders never wait for each other. What was read before the UPDATE is still so: we hold it.
 BEAT = f"""
-    WITH {PATIENCE}, was AS (
-        SELECT l.*, statement_timestamp() AS now,
-               CASE WHEN %(remaining)s * interval '1 hour' > l.expires_at - statement_timestamp()
+    WITH was AS (
+        SELECT l.id, l.expires_at,
+               CASE WHEN %(remaining)s::float8 * interval '1 hour' > l.expires_at - statement_timestamp()
                     THEN greatest(l.expires_at, least(l.expires_at + interval '2 hours',
                                                       l.locked_at + interval '24 hours'))
                     ELSE l.expires_at END AS new_expiry
-          FROM branch_locks AS l CROSS JOIN patience
-         WHERE l.id = %(id)s AND l.fence = %(fence)s AND l.state = 'active' AND (%(admin)s OR l.locked_by = %(actor)s)
-           FOR NO KEY UPDATE OF l
+          FROM branch_locks AS l
+         WHERE l.id = %(id)s AND l.fence = %(fence)s AND l.state = 'active'
+           AND (%(admin)s::boolean OR l.locked_by = %(actor)s)
+           AND l.expires_at >= statement_timestamp() AND NOT {SILENT}
     ), beat AS (
         UPDATE branch_locks AS l
-           SET last_heartbeat = was.now, expires_at = was.new_expiry, status = %(status)s,
-               heartbeat_source = coalesce(%(source)s, l.heartbeat_source),
-               progress = coalesce(%(progress)s, l.progress),
-               estimated_remaining_hours = coalesce(%(remaining)s, l.estimated_remaining_hours),
-               estimated_at = CASE WHEN %(remaining)s IS NULL THEN l.estimated_at ELSE was.now END
-          FROM was
-         WHERE l.id = was.id AND l.expires_at >= statement_timestamp()
-           AND NOT (l.heartbeat_interval > 0 AND coalesce(l.last_heartbeat, l.locked_at)
-                    + make_interval(secs => 3 * l.heartbeat_interval) < statement_timestamp())
+           SET last_heartbeat = statement_timestamp(), expires_at = was.new_expiry, status = %(status)s,
+               heartbeat_source = coalesce(%(source)s::text, l.heartbeat_source),
+               progress = coalesce(%(progress)s::float8, l.progress),
+               estimated_remaining_hours = coalesce(%(remaining)s::float8, l.estimated_remaining_hours),
+               estimated_at = CASE WHEN %(remaining)s::float8 IS NULL THEN l.estimated_at
+                                   ELSE statement_timestamp() END
+          FROM was WHERE l.id = was.id
         RETURNING l.branch_id, l.id, l.fence, l.last_heartbeat, l.heartbeat_interval, l.expires_at,
                   was.expires_at AS old_expiry
     ), extended AS (
@@ -74,7 +75,7 @@ BEAT = f"""
             'automatic', true, 'from', old_expiry, 'to', expires_at) FROM beat WHERE expires_at <> old_expiry
     ), told AS (
         INSERT INTO branch_lock_events (branch_id, lock_id, kind, actor, fence, details)
-        SELECT branch_id, id, 'HEARTBEAT', %(actor)s, fence, %(details)s FROM beat
+        SELECT branch_id, id, 'HEARTBEAT', %(actor)s, fence, %(details)s::jsonb FROM beat
     )
     SELECT last_heartbeat, heartbeat_interval, expires_at FROM beat
 """
@@ -103,7 +104,8 @@ def record_heartbeat(
         "progress": progress, "remaining": remaining, "details": details,
     }  # fmt: skip
     with connection.cursor() as cursor:
-        cursor.execute(BEAT_TYPED, values)
+        cursor.execute(TAKE, [lock_id])
+        cursor.execute(BEAT, values)
         beat = cursor.fetchone()
         if beat is None:
             authorize(held(lock_id), fence, actor, admin)
@@ -112,27 +114,20 @@ def record_heartbeat(
     return {"last_heartbeat": beat[0], "next_interval": beat[1], "expires_at": beat[2]}
 
 
-BEAT_TYPED = (
-    BEAT.replace("%(remaining)s", "%(remaining)s::float8")
-    .replace("%(progress)s", "%(progress)s::float8")
-    .replace("%(source)s", "%(source)s::text")
-    .replace("%(details)s", "%(details)s::jsonb")
-    .replace("%(admin)s", "%(admin)s::boolean")
-)
-
-
 @transaction.atomic
 def extend_lock(lock_id: Any, fence: int, hours: float, reason: str, actor: str, *, admin: bool = False) -> BranchLock:
-    take_branches([held(lock_id).branch_id])
-    lock = BranchLock.objects.clocked().select_for_update(of=("self",), no_key=True).get(pk=lock_id)
+    with connection.cursor() as cursor:
+        cursor.execute(TAKE, [lock_id])
+    lock = held(lock_id)
     authorize(lock, fence, actor, admin)
     limit = ADMINS_TOTAL if admin else HOLDERS_TOTAL
-    old, new = lock.expires_at, lock.expires_at + timedelta(hours=hours)
+    # A float of hours may be beyond what a timedelta holds; it is beyond the limit by far.
+    new = lock.expires_at + timedelta(hours=min(hours, 10_000))
     if new - lock.locked_at > limit:
         raise Invalid(f"At most {limit.total_seconds() / 3600:g} hours in total.", attr="extension_hours")
+    details = {"from": lock.expires_at.isoformat(), "to": new.isoformat(), "extension_hours": hours}
     lock.expires_at = new
     lock.save(update_fields=["expires_at"])
-    details = {"from": old.isoformat(), "to": new.isoformat(), "extension_hours": hours}
     LockEvent.objects.create(
         branch_id=lock.branch_id, lock=lock, kind=LockEvent.Kind.EXTENDED, actor=actor, reason=reason,
         fence=lock.fence, details=details,
@@ -141,12 +136,10 @@ def extend_lock(lock_id: Any, fence: int, hours: float, reason: str, actor: str,
 
 
 @transaction.atomic
-def release_lock(lock_id: Any, fence: int, actor: str, *, admin: bool = False) -> None:
-    lock = held(lock_id)
-    branches = take_branches([lock.branch_id])
-    lock = held(lock_id)
-    authorize(lock, fence, actor, admin, expired_too=True)
-    end_locks(branches, [lock_id], actor, "", forced=False)
+def release_lock(lock_id: Any, fence: int, actor: str, *, admin: bool = False, reason: str = "") -> None:
+    branches = take_branches([held(lock_id).branch_id])
+    authorize(held(lock_id), fence, actor, admin, expired_too=True)
+    end_locks(branches, [lock_id], actor, reason, forced=False)
 
 
 @transaction.atomic
@@ -163,11 +156,15 @@ def force_unlock(
     return end_locks(branches, [lock.pk for lock in rows], actor, reason, forced=True) if branches else []
 
 
+CLOSING = (Branch.State.ERROR, Branch.State.ARCHIVED)
+
+
 @transaction.atomic
 def set_branch_state(name: str, state: str, actor: str, reason: str) -> Branch:
+    """A closed branch holds no locks, and those in line who can no longer be served are told at once."""
     branch = take_branch(name)
     move(branch, state, actor, reason)
-    if branch.state == Branch.State.ERROR:
+    if branch.state in CLOSING:
         ids = list(BranchLock.objects.active().on(branch.pk).values_list("pk", flat=True))
         end_locks([branch], ids, actor, reason, forced=True)
     return branch
@@ -201,4 +198,10 @@ def postpone_silence(ids: Collection[Any]) -> None:
 
 
 def drop_overdue_waiters(ids: Collection[int]) -> int:
-    return LockWaiter.objects.overdue().filter(pk__in=ids).update(state=LockWaiter.State.GONE)
+    """Waiters whose process died; the line behind them moves up."""
+    overdue = LockWaiter.objects.overdue().filter(pk__in=ids)
+    branches = take_branches(overdue.values_list("branch_id", flat=True), skip_busy=True)
+    dropped = overdue.filter(branch__in=branches).update(state=LockWaiter.State.GONE)
+    for branch in branches:
+        serve(branch)
+    return dropped

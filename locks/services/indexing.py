@@ -6,19 +6,13 @@ from typing import Any
 from django.db import transaction
 
 from config.errors import Conflict, Missing
-from locks.models import Branch, BranchLock, LockEvent, LockType, Scope
+from locks.models import Branch, BranchLock, LockEvent, LockType, LockWaiter, Scope
+from locks.services.acquiring import in_the_way, note_conflicts, refuse, waited_for
 from locks.services.branches import mark_indexing, move, take_branch, take_branches
-from locks.services.grants import (
-    LockRequest,
-    admits,
-    ahead,
-    earlier_waiters,
-    end_locks,
-    grant,
-    in_the_way,
-    note_conflict,
-)
-from locks.services.holding import authorize, refuse_stranger
+from locks.services.endings import end_rows
+from locks.services.grants import LockRequest, admits, grant, share
+from locks.services.holding import refuse_stranger
+from locks.services.queue import serve_lines
 from locks.services.refusals import LockConflict, LockGone, StaleFence, conflict, conflict_json, widest, wrong_state
 
 WORDS = {
@@ -34,55 +28,61 @@ def guess_types(branch: str) -> list[str]:
     return [kind for kind, words in WORDS.items() if any(word in name for word in words)] or ["object_type"]
 
 
+@transaction.atomic
 def start_indexing(
-    branch: str,
+    name: str,
     client: str,
     *,
     resource_types: Sequence[str] | None = None,
     service_name: str | None = None,
     reason: str = REASON,
     whole_branch: bool = False,
-) -> dict[str, Any]:
-    """Lock what can be locked and tell the rest. Under the one branch row no two starts can wait for each other."""
-    answer = _start(branch, client, resource_types, service_name, reason, whole_branch)
-    if isinstance(answer, LockConflict):
-        raise answer
-    return answer
-
-
-@transaction.atomic
-def _start(
-    name: str, client: str, types: Sequence[str] | None, service: str | None, reason: str, whole: bool
 ) -> dict[str, Any] | LockConflict:
+    """Lock what can be locked and tell the rest. Under the one branch row no two starts can wait for each other.
+
+    The refusal is returned, not raised, so that its events are committed.
+    """
     branch = take_branch(name)
-    scope = Scope.BRANCH if whole else Scope.RESOURCE_TYPE
-    wanted = [None] if whole else sorted(set(types or guess_types(name)))
-    granted: list[BranchLock] = []
-    not_locked: list[dict[str, Any]] = []
-    blockers: dict[Any, BranchLock] = {}
-    refused: LockConflict | None = None
-    for kind in wanted:
-        request = LockRequest(name, LockType.INDEXING, scope, client, reason, resource_type=kind, source=service)
-        if not admits(branch, scope):
-            refused = note_conflict(branch, request, wrong_state(branch))
-            break
-        found = in_the_way(branch, request)
-        if not found and not earlier_waiters(branch, request):
-            granted.append(grant(branch, request, LockEvent.Kind.ACQUIRED))
-            continue
-        found = widest(found or ahead(branch, request))
-        note_conflict(branch, request, conflict(found))
-        blockers |= {lock.pk: lock for lock in found}
-        not_locked.append({"resource_type": kind, "conflicts": [conflict_json(lock) for lock in found]})
-    if not granted:
-        return refused or conflict(list(blockers.values()))
+    scope = Scope.BRANCH if whole_branch else Scope.RESOURCE_TYPE
+    types = [None] if whole_branch else list(dict.fromkeys(resource_types or guess_types(name)))
+    requests = [
+        LockRequest(name, LockType.INDEXING, scope, client, reason, resource_type=kind, source=service_name)
+        for kind in types
+    ]
+    if not admits(branch, scope):
+        return refuse(branch, requests[0], wrong_state(branch))
+    free, taken = sort_out(branch, requests)
+    refused = [(request, [conflict_json(lock) for lock in widest(found)]) for request, found in taken]
+    note_conflicts(branch, refused)
+    if not free:
+        every = {lock.pk: lock for _request, found in taken for lock in found}
+        return conflict(list(every.values()))
     return {
-        "locks": [_started(lock) for lock in granted],
-        "not_locked": not_locked,
+        "locks": [_started(lock) for lock in grant(branch, free, LockEvent.Kind.ACQUIRED)],
+        "not_locked": [
+            {"resource_type": request.resource_type, "conflicts": conflicts} for request, conflicts in refused
+        ],
         "lock_scope": scope.value,
         "branch_state": branch.state,
-        "other_resources_available": not whole,
+        "other_resources_available": not whole_branch,
     }
+
+
+def sort_out(
+    branch: Branch, requests: list[LockRequest]
+) -> tuple[list[LockRequest], list[tuple[LockRequest, list[BranchLock]]]]:
+    """Those nobody stands in the way of, and the others with who does."""
+    blockers = in_the_way(branch, *requests)
+    line = list(LockWaiter.objects.queued().filter(branch=branch).order_by("id"))
+    free, taken = [], []
+    for request in requests:
+        found = [lock for lock in blockers if share(request, lock)]
+        ahead = next((waiter for waiter in line if share(request, waiter)), None)
+        if found or ahead:
+            taken.append((request, found or waited_for(ahead)))
+        else:
+            free.append(request)
+    return free, taken
 
 
 def _started(lock: BranchLock) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _started(lock: BranchLock) -> dict[str, Any]:
 
 def indexing_locks(branch: str, ids: Sequence[Any]) -> list[BranchLock]:
     """The locks of this branch, all of them or Missing."""
-    found = list(BranchLock.objects.clocked().filter(branch__name=branch, pk__in=ids).order_by("pk"))
+    found = list(BranchLock.objects.clocked().filter(branch__name=branch, pk__in=ids).order_by("fence"))
     if len(found) != len(set(map(str, ids))):
         raise Missing("There is no such lock on this branch.")
     return found
@@ -105,32 +105,36 @@ def indexing_locks(branch: str, ids: Sequence[Any]) -> list[BranchLock]:
 
 @transaction.atomic
 def complete_indexing(
-    branch: str, fences: dict[Any, int], client: str, *, admin: bool = False, reason: str = ""
+    branch_name: str, fences: dict[str, int], client: str, *, admin: bool = False, reason: str = ""
 ) -> dict[str, Any]:
-    """All or nothing. The only way from LOCKED_FOR_WRITE to READY."""
-    [row] = take_branches([indexing_locks(branch, list(fences))[0].branch_id])
-    locks = indexing_locks(branch, list(fences))
+    """All or nothing. Completing a full indexing is the only way a lock's end leads to READY."""
+    [branch] = take_branches([indexing_locks(branch_name, list(fences))[0].branch_id])
+    locks = indexing_locks(branch_name, list(fences))
+    refuse_completion(locks, fences, client, admin)
+    end_rows([branch], [lock.pk for lock in locks], client, reason, forced=False)
+    left = BranchLock.objects.blocking().on(branch.pk).filter(lock_type=LockType.INDEXING)
+    remaining = sorted({lock.resource_type or "" for lock in left})
+    full = any(lock.lock_scope == Scope.BRANCH for lock in locks)
+    if not remaining:
+        mark_indexing(branch, None, completed=True)
+    if full and branch.state == Branch.State.LOCKED_FOR_WRITE:
+        move(branch, Branch.State.READY, client, reason)
+    state = branch.state
+    serve_lines([branch])
+    return {
+        "completion_type": "partial" if remaining else "complete",
+        "remaining": remaining,
+        "branch_state": state,
+    }
+
+
+def refuse_completion(locks: list[BranchLock], fences: dict[str, int], client: str, admin: bool) -> None:
+    """In the order of the contract: 403, 410, 409."""
     for lock in locks:
         refuse_stranger(lock, client, admin)
     if any(lock.dead for lock in locks):
         raise LockGone
     if any(fences[str(lock.pk)] != lock.fence for lock in locks):
         raise StaleFence
-    for lock in locks:
-        authorize(lock, fences[str(lock.pk)], client, admin)
-        if lock.lock_type != LockType.INDEXING:
-            raise Conflict("Only INDEXING locks can be completed.", code="not_indexing")
-    left = BranchLock.objects.blocking().on(row.pk).filter(lock_type=LockType.INDEXING)
-    left = left.exclude(pk__in=[lock.pk for lock in locks])
-    remaining = [lock.resource_type for lock in left.order_by("resource_type")]
-    full = row.state == Branch.State.LOCKED_FOR_WRITE
-    if not remaining:
-        mark_indexing(row, None, completed=True)
-        if full:
-            move(row, Branch.State.READY, client, reason)
-    end_locks([row], [lock.pk for lock in locks], client, reason, forced=False, ready=True)
-    return {
-        "completion_type": "partial" if remaining else "complete",
-        "remaining": sorted(set(remaining)),
-        "branch_state": row.state,
-    }
+    if any(lock.lock_type != LockType.INDEXING for lock in locks):
+        raise Conflict("Only INDEXING locks can be completed.", code="not_indexing", attr="locks")

@@ -3,6 +3,9 @@
 import os
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -10,33 +13,28 @@ import structlog
 from django.db import connection, transaction
 
 from locks.models import BranchLock, LockWaiter
+from locks.services.acquiring import in_the_way, refuse, try_acquire, waited_for
 from locks.services.branches import take_branches
-from locks.services.grants import (
-    CHANNEL,
-    LockRequest,
-    ahead,
-    claim,
-    grant_waiting,
-    in_the_way,
-    note_conflict,
-    try_acquire,
-)
-from locks.services.refusals import LockConflict, conflict
+from locks.services.endings import SILENT
+from locks.services.grants import LockRequest, admits
+from locks.services.queue import CHANNEL, abandon, claim, in_line, serve_lines
+from locks.services.refusals import LockConflict, conflict, wrong_state
 
 log = structlog.get_logger("locks")
 POLL = 0.5  # the fallback when a NOTIFY is lost, and how an expiry without a sweep is noticed
+PATROL = 1.0  # how often a request looks whether its client and the listener are still there
 IDLE = 5.0
+LOOKS = 4  # connections that all waiting requests of a process may use at a time
 
 # Of this process's waiters: those with an answer, and those whose way looks free. The request itself looks properly.
-READY = """
+READY = f"""
     SELECT w.id FROM branch_lock_waiters AS w WHERE w.id = ANY(%s) AND (
         w.state <> 'waiting' OR w.deadline_at < statement_timestamp() OR NOT EXISTS (
             SELECT 1 FROM branch_locks AS l
              WHERE l.branch_id = w.branch_id AND l.state = 'active'
                AND (l.resource_type IS NULL OR w.resource_type IS NULL OR l.resource_type = w.resource_type
                     AND (l.resource_id IS NULL OR w.resource_id IS NULL OR l.resource_id = w.resource_id))
-               AND NOT (l.auto_release_enabled AND (l.expires_at < statement_timestamp()
-                    OR l.heartbeat_interval > 0 AND l.silent_after < statement_timestamp()))))
+               AND NOT (auto_release_enabled AND (expires_at < statement_timestamp() OR {SILENT}))))
 """
 
 
@@ -45,13 +43,29 @@ class Room:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.bells: dict[int, threading.Event] = {}
+        self.bells: dict[int, set[threading.Event]] = defaultdict(set)
         self.listener: threading.Thread | None = None
+        self.heard_at = 0.0
         self.pid = os.getpid()
+        self.looks = threading.BoundedSemaphore(LOOKS)
 
-    def enter(self, waiter_id: int) -> threading.Event:
+    @contextmanager
+    def seat(self, waiter_id: int) -> Iterator[threading.Event]:
+        bell = threading.Event()
         with self.lock:
-            bell = self.bells.setdefault(waiter_id, threading.Event())
+            self.bells[waiter_id].add(bell)
+        self.attend()
+        try:
+            yield bell
+        finally:
+            with self.lock:
+                self.bells[waiter_id].discard(bell)
+                if not self.bells[waiter_id]:
+                    del self.bells[waiter_id]
+
+    def attend(self) -> bool:
+        """Whether somebody listens; if not, somebody begins to."""
+        with self.lock:
             if self.listener is None or not self.listener.is_alive() or self.pid != os.getpid():
                 self.pid = os.getpid()
                 params = connection.get_connection_params()
@@ -59,84 +73,103 @@ class Room:
                 place = {key: params[key] for key in keys if params.get(key)}
                 self.listener = threading.Thread(target=self.listen, args=[place], daemon=True, name="lock-waiters")
                 self.listener.start()
-            return bell
-
-    def leave(self, waiter_id: int) -> None:
-        with self.lock:
-            self.bells.pop(waiter_id, None)
+            return time.monotonic() - self.heard_at < 2 * PATROL
 
     def ring(self, waiter_id: int) -> None:
-        if bell := self.bells.get(waiter_id):
-            bell.set()
+        with self.lock:
+            for bell in self.bells.get(waiter_id, ()):
+                bell.set()
+
+    def waiting(self) -> list[int]:
+        with self.lock:
+            return list(self.bells)
 
     def listen(self, place: dict[str, Any]) -> None:
-        """Ends by itself after a while without waiters. Requests also look on their own, so a failure only slows."""
+        """Ends after a while without waiters. A failure only slows: unattended requests look for themselves."""
         try:
             with psycopg.connect(**place, autocommit=True, application_name="signalbox lock waiters") as listening:
                 listening.execute(f"LISTEN {CHANNEL}")
                 last_used = time.monotonic()
                 while time.monotonic() - last_used < IDLE:
+                    self.look_around(listening)
+                    self.heard_at = time.monotonic()
+                    if self.waiting():
+                        last_used = self.heard_at
                     for notice in listening.notifies(timeout=POLL, stop_after=1):
                         self.ring(int(notice.payload))
-                    if ids := list(self.bells):
-                        last_used = time.monotonic()
-                        for (found,) in listening.execute(READY, [ids]).fetchall():
-                            self.ring(found)
         except psycopg.Error:
             log.warning("lock_listener_failed", exc_info=True)
+
+    def look_around(self, listening: psycopg.Connection[Any]) -> None:
+        if ids := self.waiting():
+            for (found,) in listening.execute(READY, [ids]).fetchall():
+                self.ring(found)
 
 
 ROOM = Room()
 
 
-def acquire_lock(request: LockRequest, wait_seconds: float = 0) -> tuple[BranchLock, bool]:
-    """The lock, and whether it is the one of an earlier request with the same key. Raises LockConflict."""
+def acquire_lock(
+    request: LockRequest, wait_seconds: float = 0, hung_up: Callable[[], bool] = lambda: False
+) -> tuple[BranchLock, bool]:
+    """The lock, and whether it is the one of an earlier request with the same key. Raises LockConflict.
+
+    `hung_up` tells whether the client that waits has gone; what it would have got goes to the next in line then.
+    """
     outcome = try_acquire(request, wait_seconds)
     if outcome.refusal:
         raise outcome.refusal
     if outcome.waiter:
-        return wait_for_grant(outcome.waiter, request), False
+        answer = wait_for_grant(outcome.waiter.pk, request, hung_up)
+        if isinstance(answer, LockConflict):
+            raise answer
+        return answer, False
     assert outcome.lock is not None
     return outcome.lock, outcome.replayed
 
 
-def wait_for_grant(waiter: LockWaiter, request: LockRequest) -> BranchLock:
-    bell = ROOM.enter(waiter.pk)
-    try:
+def wait_for_grant(waiter_id: int, request: LockRequest, hung_up: Callable[[], bool]) -> BranchLock | LockConflict:
+    with ROOM.seat(waiter_id) as bell:
         while True:
-            if not connection.in_atomic_block:
-                connection.close()
-            bell.wait(timeout=2 * POLL)
+            let_go()
+            rung = bell.wait(PATROL)
             bell.clear()
-            if not connection.in_atomic_block and not worth_a_look(waiter):
+            # Inside somebody's transaction (a test's) the listener cannot see our row.
+            attended = ROOM.attend() and not connection.in_atomic_block
+            gone = hung_up()
+            if attended and not rung and not gone:
                 continue
-            answer = look(waiter.pk, request)
-            if isinstance(answer, LockConflict):
-                raise answer
+            with ROOM.looks:
+                try:
+                    answer = look(waiter_id, request, gone)
+                finally:
+                    let_go()
             if answer is not None:
                 return answer
-    finally:
-        ROOM.leave(waiter.pk)
 
 
-def worth_a_look(waiter: LockWaiter) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(READY, [[waiter.pk]])
-        return cursor.fetchone() is not None
+def let_go() -> None:
+    """The connection, so that fifty who wait do not hold fifty."""
+    if not connection.in_atomic_block:
+        connection.close()
 
 
 @transaction.atomic
-def look(waiter_id: int, request: LockRequest) -> BranchLock | LockConflict | None:
+def look(waiter_id: int, request: LockRequest, gone: bool) -> BranchLock | LockConflict | None:
     """Claim the grant, or serve the line as far as it can be served, or give up when the time is over."""
+    if gone:
+        abandon(waiter_id)
+        return conflict([])
     [branch] = take_branches([LockWaiter.objects.values_list("branch_id", flat=True).get(pk=waiter_id)])
+    serve_lines([branch])
     waiter = LockWaiter.objects.get(pk=waiter_id)
-    if waiter.state == LockWaiter.State.WAITING:
-        grant_waiting(branch)
-        waiter = LockWaiter.objects.get(pk=waiter_id)
     if waiter.state == LockWaiter.State.GRANTED and (lock := claim(waiter)):
         return lock
     if LockWaiter.objects.queued().filter(pk=waiter_id).exists():
         return None
-    if LockWaiter.objects.filter(pk=waiter_id, state=LockWaiter.State.WAITING).update(state=LockWaiter.State.TIMED_OUT):
-        grant_waiting(branch)
-    return note_conflict(branch, request, conflict(in_the_way(branch, request) or ahead(branch, request)))
+    if not admits(branch, request.lock_scope):
+        return refuse(branch, request, wrong_state(branch))
+    if waiter.state == LockWaiter.State.WAITING:
+        LockWaiter.objects.filter(pk=waiter_id).update(state=LockWaiter.State.TIMED_OUT)
+        serve_lines([branch])
+    return refuse(branch, request, conflict(in_the_way(branch, request) or waited_for(in_line(branch, request))))

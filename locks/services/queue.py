@@ -1,0 +1,123 @@
+"""The line of those who wait. Whatever ends a lock serves the line in the same transaction, under the branch's row."""
+
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+from django.db import connection
+from django.db.models.functions import Now
+
+from locks.models import Branch, BranchLock, LockEvent, LockWaiter, overlapping, seconds
+from locks.services.branches import take_branches
+from locks.services.endings import end_rows, expire_rows, reactivate
+from locks.services.grants import LockRequest, admits, grant, obstacles, share
+
+CHANNEL = "branch_lock_waiters"
+
+
+def enqueue(branch: Branch, request: LockRequest, wait_seconds: float) -> LockWaiter:
+    waiter = LockWaiter.objects.create(
+        branch=branch,
+        client=request.client,
+        lock_type=request.lock_type,
+        lock_scope=request.lock_scope,
+        resource_type=request.resource_type,
+        resource_id=request.resource_id,
+        terms=asdict(request),
+        idempotency_key=request.key,
+        deadline_at=Now() + seconds(wait_seconds),
+    )
+    details = {"waiter": waiter.pk, "wait_seconds": wait_seconds, "lock_scope": request.lock_scope}
+    LockEvent.objects.create(
+        branch=branch, kind=LockEvent.Kind.WAIT_QUEUED, actor=request.client, reason=request.reason, details=details
+    )
+    return waiter
+
+
+def in_line(branch: Branch, request: LockRequest) -> LockWaiter | None:
+    """The first of those who wait for something the request shares."""
+    rows = LockWaiter.objects.queued().filter(overlapping(*request.scope), branch=branch)
+    return rows.order_by("id").first()
+
+
+def expire_locks(branches: Collection[Branch], ids: Collection[Any], *, how: str) -> list[BranchLock]:
+    ended = expire_rows(branches, ids, how)
+    serve_lines(branches)
+    return ended
+
+
+def end_locks(
+    branches: Collection[Branch], ids: Collection[Any], actor: str, reason: str, *, forced: bool
+) -> list[BranchLock]:
+    ended = end_rows(branches, ids, actor, reason, forced=forced)
+    reactivate(branches, ended, actor, reason)
+    serve_lines(branches)
+    return ended
+
+
+def serve_lines(branches: Collection[Branch]) -> None:
+    keys = [branch.pk for branch in branches]
+    waited_for = set(LockWaiter.objects.queued().filter(branch__in=keys).values_list("branch_id", flat=True))
+    for branch in branches:
+        if branch.pk in waited_for:
+            serve(branch)
+
+
+def serve(branch: Branch) -> None:
+    """First come, first served among those that conflict: whoever is still in line bars the like behind them."""
+    waiters = list(LockWaiter.objects.queued().filter(branch=branch).order_by("id"))
+    expired = list(BranchLock.objects.reapable().on(branch.pk).values_list("pk", flat=True)) if waiters else []
+    if expired:
+        expire_rows([branch], expired, "takeover")
+    passed: list[LockWaiter] = []
+    for waiter in waiters:
+        request = LockRequest(**waiter.terms)
+        if not admits(branch, request.lock_scope):
+            _answer(waiter, LockWaiter.State.TIMED_OUT)
+            continue
+        free = not any(share(waiter, earlier) for earlier in passed) and not obstacles(branch, [request])
+        passed.append(waiter)
+        if free:
+            [lock] = grant(branch, [request], LockEvent.Kind.GRANTED, unclaimed=True)
+            _answer(waiter, LockWaiter.State.GRANTED, lock=lock)
+
+
+def _answer(waiter: LockWaiter, state: str, **fields: Any) -> None:
+    """Delivered at the commit, to whichever process the request waits in."""
+    LockWaiter.objects.filter(pk=waiter.pk).update(state=state, **fields)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, str(waiter.pk)])
+
+
+def claim(waiter: LockWaiter) -> BranchLock | None:
+    """The granted lock with the terms asked for, or None when it came too late. Its time counts from now."""
+    rows = BranchLock.objects.clocked().select_related("branch").filter(waiters=waiter)
+    lock = rows.first()
+    if lock is None or lock.dead:
+        return None
+    if waiter.claimed_at is None:
+        request = LockRequest(**waiter.terms)
+        BranchLock.objects.filter(pk=lock.pk).update(
+            locked_at=Now(),
+            expires_at=Now() + seconds(request.ttl),
+            heartbeat_interval=request.interval,
+            last_heartbeat=Now() if request.interval else None,
+            auto_release_enabled=request.auto_release_enabled,
+            lock_delay=request.lock_delay,
+        )
+        LockWaiter.objects.filter(pk=waiter.pk).update(claimed_at=Now())
+        lock = rows.all().get()
+    return lock
+
+
+def abandon(waiter_id: int) -> None:
+    """Its client is gone: out of the line, and what it was granted but never got goes to the next."""
+    [branch] = take_branches([LockWaiter.objects.values_list("branch_id", flat=True).get(pk=waiter_id)])
+    waiter = LockWaiter.objects.get(pk=waiter_id)
+    if waiter.state == LockWaiter.State.WAITING or (
+        waiter.state == LockWaiter.State.GRANTED and waiter.claimed_at is None
+    ):
+        LockWaiter.objects.filter(pk=waiter_id).update(state=LockWaiter.State.GONE)
+        if waiter.lock_id:
+            end_rows([branch], [waiter.lock_id], waiter.client, "its client hung up while waiting", forced=False)
+        serve_lines([branch])
