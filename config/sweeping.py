@@ -34,11 +34,16 @@ class Sweep:
     name: str
     now: datetime
     dry_run: bool = False
+    pinned: bool = False
     run_id: UUID = field(default_factory=uuid7)
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     ends: float = field(default_factory=lambda: time.monotonic() + settings.SWEEP_BUDGET.total_seconds())
     cursor: dict[str, list[str]] = field(default_factory=dict)
+
+    def clock(self) -> datetime:
+        """The time it is, for work that goes on while the sweep runs; with --now it stands still."""
+        return self.now if self.pinned else timezone.now()
 
     def has_time(self) -> bool:
         return time.monotonic() < self.ends
@@ -130,13 +135,18 @@ def run(name: str, *, now: datetime | None = None, dry_run: bool = False, wait: 
     """Run one sweep and record it. None when all its slots are taken and `wait` is off."""
     plan = settings.SWEEPS[name]
     function = import_string(_path(name))
-    sweep = Sweep(name, now or timezone.now(), dry_run)
-    sweep.ends = time.monotonic() + plan.get("budget", settings.SWEEP_BUDGET).total_seconds()
+    sweep = Sweep(name, now or timezone.now(), dry_run, pinned=now is not None)
+    sweep.ends = time.monotonic() + _budget(name)
     with _slot(name, plan.get("parallel", 1), wait) as slot:
         if slot is None:
             return None
         with structlog.contextvars.bound_contextvars(sweep=name, run_id=str(sweep.run_id)):
             return _rehearse(sweep, function) if dry_run else _perform(sweep, function, slot)
+
+
+def _budget(name: str) -> float:
+    budget: timedelta = settings.SWEEPS[name].get("budget", settings.SWEEP_BUDGET)
+    return budget.total_seconds()
 
 
 def _rehearse(sweep: Sweep, function: Callable[[Sweep], None]) -> dict[str, Any]:
@@ -230,12 +240,31 @@ def _take_slot(name: str, parallel: int) -> int | None:
 
 
 def tick(name: str) -> None:
-    """The task django-q2 runs. A nudge that came while the sweep ran is honoured before leaving."""
-    run_again = True
-    while run_again:
+    """The task django-q2 runs. A nudge that came while the sweep ran is honoured before leaving.
+
+    Within the budget: a task that ran on and on under load would be killed at its timeout in the middle of its work,
+    so a later nudge gets a task of its own.
+    """
+    ends = time.monotonic() + _budget(name)
+    while True:
         _take_nudge(name)
-        ran = run(name)
-        run_again = ran is not None and ran["error"] is None and _nudged(name)
+        ran = run(name) or _handed_over(name)
+        if ran is None or ran["error"] is not None or not _nudged(name):
+            return
+        if time.monotonic() >= ends:
+            _enqueue(name)
+            return
+
+
+def _handed_over(name: str) -> dict[str, Any] | None:
+    """All slots are taken: put the nudge back for whoever holds them, who looks for it after letting go of the slot.
+
+    Hence the second try: had they looked before, their slot is free now.
+    """
+    from config.models import Nudge
+
+    Nudge.objects.filter(name=name).update(asked=True)
+    return run(name)
 
 
 def nudge(name: str) -> None:
@@ -248,8 +277,6 @@ def nudge(name: str) -> None:
 
 
 def _ask(name: str) -> None:
-    from django_q.tasks import async_task
-
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO sweep_nudges (name, asked) VALUES (%s, true)"
@@ -257,7 +284,13 @@ def _ask(name: str) -> None:
             [name],
         )
         if cursor.rowcount:
-            async_task("config.sweeping.tick", name, task_name=f"nudge {name}")
+            _enqueue(name)
+
+
+def _enqueue(name: str) -> None:
+    from django_q.tasks import async_task
+
+    async_task("config.sweeping.tick", name, task_name=f"nudge {name}")
 
 
 def _take_nudge(name: str) -> None:

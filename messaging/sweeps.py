@@ -1,8 +1,50 @@
-from config.sweeping import Sweep
+from config.sweeping import Sweep, nudge
+from messaging.models import Message, MessageAttempt
+from messaging.services import ending, resolving
+from messaging.services.creating import DISPATCH
+from messaging.services.dispatching import dispatch, lanes
 
 
-def dispatch_due_messages(sweep: Sweep) -> None: ...
-def retry_errored_messages(sweep: Sweep) -> None: ...
-def resolve_unknown_attempts(sweep: Sweep) -> None: ...
-def expire_messages(sweep: Sweep) -> None: ...
-def archive_messages(sweep: Sweep) -> None: ...
+def dispatch_due_messages(sweep: Sweep) -> None:
+    """Several run side by side; each message is claimed by one. Calls go out, so a dry run only counts."""
+    if sweep.dry_run:
+        types = [lane.subscription_type for lane in lanes()]
+        sweep.counts["due"] += Message.objects.due(sweep.now).filter(subscription_type__in=types).count()
+        return
+    sweep.counts.update(dispatch(sweep.clock, sweep.has_time))
+    if not sweep.has_time() and Message.objects.due(sweep.clock()).exists():
+        nudge(DISPATCH)
+
+
+def retry_errored_messages(sweep: Sweep) -> None:
+    due = Message.objects.retryable(sweep.now)
+    sweep.pages(due, lambda ids: {"retried": ending.retry_errored(ids, now=sweep.now)}, by="next_attempt_at")
+    if sweep.counts["retried"]:
+        nudge(DISPATCH)
+
+
+def resolve_unknown_attempts(sweep: Sweep) -> None:
+    """Providers are asked, so a dry run only counts."""
+    if sweep.dry_run:
+        open_ones = MessageAttempt.objects.filter(ended_at=None, message__leased_until__lte=sweep.now)
+        sweep.counts["lost"] += open_ones.count()
+        sweep.counts["unresolved"] += Message.objects.unresolved(sweep.now).count()
+        return
+    sweep.repeat(lambda: {"lost": resolving.close_lost_attempts(now=sweep.now)})
+    sweep.repeat(lambda: resolving.resolve_page(now=sweep.now))
+
+
+def expire_messages(sweep: Sweep) -> None:
+    rows, now = Message.objects, sweep.now
+    sweep.pages(rows.overdue(now), lambda ids: {"expired": ending.expire_unsent(ids, now=now)}, label="unsent")
+    sweep.pages(
+        rows.unreceipted(now), lambda ids: {"receipt_timeout": ending.time_out_receipts(ids, now=now)}, label="receipt"
+    )
+    sweep.pages(
+        rows.unconverted(now), lambda ids: {"received_expired": ending.expire_received(ids, now=now)}, label="received"
+    )
+
+
+def archive_messages(sweep: Sweep) -> None:
+    ripe = Message.objects.archivable(sweep.now)
+    sweep.pages(ripe, lambda ids: {"archived": ending.archive_failed(ids, now=sweep.now)}, by="failed_at")

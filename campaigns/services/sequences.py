@@ -342,7 +342,7 @@ def _skip_removed(row: SequenceRow, step: Step, now: datetime) -> None:
     settle([row.pk], now, ledger)
 
 
-def test_send(sequence_id: UUID, lead: Any, step_id: UUID | None, now: datetime) -> Outcome:
+def send_test(sequence_id: UUID, lead: Any, step_id: UUID | None, now: datetime) -> Outcome:
     """One step to one lead now, outside of enrollments, allowances and counters."""
     row = SequenceRow.objects.get(pk=sequence_id)
     steps = Step.objects.standing().filter(sequence=row)

@@ -85,16 +85,15 @@ class MessageQuerySet(models.QuerySet["Message"]):
 
     def unresolved(self, now: datetime) -> "MessageQuerySet":
         """Held because nobody knows whether they arrived, and still to be looked into; without a time: by a person."""
-        return self.filter(
-            status="pending", hold_reason=HoldReason.OUTCOME_UNKNOWN, lease_id__isnull=True, next_attempt_at__lte=now
-        )
+        free = Q(lease_id__isnull=True) | Q(leased_until__lte=now)
+        return self.filter(free, status="pending", hold_reason=HoldReason.OUTCOME_UNKNOWN, next_attempt_at__lte=now)
 
     def inbox(self, now: datetime) -> "MessageQuerySet":
         """What an app shows: delivered, not yet opened, not expired, though no sweep may have written that down."""
-        fresh = Q(status="successful", sent_at__gt=now - settings.RECEIPT_TIMEOUT["in_app"]) | Q(
-            status="received", expired_at__isnull=True, received_at__gt=now - settings.CONVERSION_WINDOW
-        )
-        return self.filter(fresh, channel_type="in_app")
+        patience = settings.RECEIPT_TIMEOUT["in_app"]
+        accepted = Q(status="successful") if patience is None else Q(status="successful", sent_at__gt=now - patience)
+        shown = Q(status="received", expired_at__isnull=True, received_at__gt=now - settings.CONVERSION_WINDOW)
+        return self.filter(accepted | shown, channel_type="in_app")
 
     def cancellable(self) -> "MessageQuerySet":
         return self.filter(status__in=["pending", "errored"], lease_id__isnull=True)
@@ -335,7 +334,7 @@ class Message(models.Model):
         field=status,
         source=Status.RECEIVED,
         target=Status.CONVERTED,
-        conditions=[lambda message: message.expired_at is None],
+        conditions=[lambda message: getattr(message, "expired_at", None) is None],
     )
     def convert(self, at: datetime) -> None:
         self.converted_at = at

@@ -1,5 +1,6 @@
 """E-mail services through django-anymail, which speaks to each of them; queue, retries and classes are ours."""
 
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,14 +9,19 @@ from typing import Any
 from uuid import UUID
 
 import requests
-from anymail.exceptions import AnymailAPIError, AnymailConfigurationError, AnymailError, AnymailInvalidAddress
+from anymail.exceptions import (
+    AnymailAPIError,
+    AnymailConfigurationError,
+    AnymailError,
+    AnymailInvalidAddress,
+    AnymailRecipientsRefused,
+)
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import EmailMultiAlternatives, get_connection
 from django.core.mail.backends.base import BaseEmailBackend
 
 from messaging.providers.answers import (
-    SEND_BUDGET,
     Answer,
     Outgoing,
     accepted,
@@ -27,6 +33,7 @@ from messaging.providers.answers import (
     unknown,
 )
 from messaging.providers.mime import ascii_address, message_id, sender, text_of
+from messaging.providers.threads import spread
 
 
 class ESP:
@@ -36,44 +43,40 @@ class ESP:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.own = threading.local()
         self.pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=name)
 
     def send(self, batch: Sequence[Outgoing]) -> list[Answer]:
-        """Each share of the batch over one session."""
-        deadline = time.monotonic() + SEND_BUDGET
-        shares = [batch[start :: self.concurrency] for start in range(self.concurrency)]
-        done = list(self.pool.map(lambda share: self._send_share(share, deadline), shares))
-        return [done[place % self.concurrency][place // self.concurrency] for place in range(len(batch))]
+        return spread(self.pool, self.concurrency, batch, self._deliver)
 
     def query(
         self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
     ) -> Answer | None:
         return None
 
-    def _send_share(self, share: Sequence[Outgoing], deadline: float) -> list[Answer]:
-        if not share:
-            return []
-        try:
+    def _backend(self) -> Any:
+        """One session per thread, kept."""
+        if not hasattr(self.own, "backend"):
             backend: Any = get_connection(f"anymail.backends.{self.name.removeprefix('anymail-')}.EmailBackend")
-        except (AnymailConfigurationError, ImproperlyConfigured):
-            return [config("not_configured")] * len(share)
-        backend.timeout = settings.PROVIDER_TIMEOUT
-        try:
-            return [
-                self._deliver(backend, message) if time.monotonic() < deadline else network("not_started")
-                for message in share
-            ]
-        finally:
-            backend.close()
+            backend.timeout = settings.PROVIDER_TIMEOUT
+            backend.open()
+            self.own.backend = backend
+        return self.own.backend
 
-    def _deliver(self, backend: BaseEmailBackend, message: Outgoing) -> Answer:
+    def _deliver(self, message: Outgoing) -> Answer:
         started = time.monotonic()
+        try:
+            backend = self._backend()
+        except (AnymailConfigurationError, ImproperlyConfigured):
+            return config("not_configured").about(message, "", started)
         mail = _mail(message, backend)
         try:
             mail.send()
         except AnymailInvalidAddress as error:
             bad = rejected("recipient", "invalid_address", "invalid_address", subscription_status=-40)
             return bad.about(message, str(error), started)
+        except AnymailRecipientsRefused as error:
+            return _judge(mail).about(message, str(error), started)
         except AnymailAPIError as error:
             return _broken(error).about(message, str(error), started)
         except (AnymailError, ValueError) as error:

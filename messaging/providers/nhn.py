@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
@@ -59,8 +60,11 @@ class NHN(HttpProvider):
         answer = await super().deliver(message)
         if answer.code != REPEATED:
             return answer
-        # An earlier attempt with this key was taken: what became of it is the answer.
-        return await self._query(message.message_id, message.created_at) or answer
+        # An earlier attempt with this key was taken: what became of it is the answer, once it is listed.
+        first = await self._query(message.message_id, message.created_at)
+        if first is None or first.code == "not_found":
+            return answer
+        return replace(first, raw=answer.raw, latency_ms=answer.latency_ms)
 
     def query(
         self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None

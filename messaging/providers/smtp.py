@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from email.utils import parseaddr
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from django.conf import settings
 
 from messaging.providers.answers import (
-    SEND_BUDGET,
     Answer,
     Outgoing,
     accepted,
@@ -27,6 +27,7 @@ from messaging.providers.answers import (
 )
 from messaging.providers.http import tls_context
 from messaging.providers.mime import BadHeader, as_bytes, ascii_address, message_id, sender
+from messaging.providers.threads import spread
 
 ENHANCED = re.compile(rb"\s*([245])\.(\d{1,3})\.(\d{1,3})\b")
 HARD_BOUNCE = {"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1"}
@@ -88,12 +89,13 @@ class Line:
         self.deadline = self.used + settings.PROVIDER_TIMEOUT
         self.carried = 0
         self.content_sent = False
+        name = urlsplit(settings.PUBLIC_URL).hostname  # else smtplib asks the resolver for ours each time
         if server["tls"] == "smtps":
             self.smtp: smtplib.SMTP = smtplib.SMTP_SSL(
-                server["host"], server["port"], timeout=settings.PROVIDER_TIMEOUT, context=tls_context()
+                server["host"], server["port"], name, timeout=settings.PROVIDER_TIMEOUT, context=tls_context()
             )
         else:
-            self.smtp = smtplib.SMTP(server["host"], server["port"], timeout=settings.PROVIDER_TIMEOUT)
+            self.smtp = smtplib.SMTP(server["host"], server["port"], name, timeout=settings.PROVIDER_TIMEOUT)
         try:
             self._greet(server)
         except (smtplib.SMTPException, OSError):
@@ -168,28 +170,12 @@ class SMTP:
         self.pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="smtp")
 
     def send(self, batch: Sequence[Outgoing]) -> list[Answer]:
-        """As many threads as connections, each taking the next message until none is left."""
-        answers: list[Answer] = [network("not_started")] * len(batch)
-        waiting = deque(enumerate(batch))
-        deadline = time.monotonic() + SEND_BUDGET
-        # A few messages are not worth a connection each.
-        threads = min(self.concurrency, -(-len(batch) // 8))
-        for job in [self.pool.submit(self._work, waiting, answers, deadline) for _ in range(threads)]:
-            job.result()
-        return answers
+        return spread(self.pool, self.concurrency, batch, self._deliver)
 
     def query(
         self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
     ) -> Answer | None:
         return None
-
-    def _work(self, waiting: deque[tuple[int, Outgoing]], answers: list[Answer], deadline: float) -> None:
-        while time.monotonic() < deadline:
-            try:
-                place, message = waiting.popleft()
-            except IndexError:
-                return
-            answers[place] = self._deliver(message)
 
     def _deliver(self, message: Outgoing) -> Answer:
         started = time.monotonic()

@@ -1,6 +1,7 @@
 import pytest
 
 from messaging.providers import reset_providers
+from tests.messaging.carriers import carrier  # noqa: F401
 
 TYPES = ("iOSPush", "AndroidPush", "Email", "SMS", "KakaoTalk")
 

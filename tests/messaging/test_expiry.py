@@ -1,0 +1,93 @@
+from datetime import timedelta
+
+import pytest
+
+from config import sweeping
+from messaging.models import Message, MessageEvent
+from tests.messaging.factories import NOW, message, message_in, subscribe
+
+pytestmark = pytest.mark.django_db
+SECOND = timedelta(seconds=1)
+
+
+def sweep(name, now):
+    ran = sweeping.run(f"messaging.{name}", now=now)
+    assert ran["error"] is None
+    return ran["counts"]
+
+
+@pytest.mark.parametrize("status", ["pending", "errored"])
+@pytest.mark.parametrize("later", [timedelta(0), timedelta(hours=5)])
+def test_unsent_for_24_hours_is_expired(status, later):
+    row = message_in(status, scheduled_at=NOW + later if later else None)
+    deadline = NOW + later + timedelta(hours=24)
+    assert sweep("expire_messages", deadline - SECOND) == {}
+    assert sweep("expire_messages", deadline) == {"expired": 1}
+    row = Message.objects.get()
+    assert (row.status, row.error_reason, row.failed_at) == ("failed", "expired", deadline)
+    assert sweep("expire_messages", deadline) == {}
+    event = MessageEvent.objects.latest("id")
+    assert (event.event_type, event.occurred_at, event.metadata["reason"]) == ("failed", deadline, "expired")
+
+
+def test_a_schedule_in_the_past_does_not_shorten_the_day():
+    message(scheduled_at=NOW - timedelta(days=3))
+    assert sweep("expire_messages", NOW + timedelta(hours=24) - SECOND) == {}
+    assert sweep("expire_messages", NOW + timedelta(hours=24)) == {"expired": 1}
+
+
+@pytest.mark.parametrize("kind", ["AndroidPush", "SMS", "KakaoTalk", "InAppMessage"])
+def test_72_hours_without_a_receipt_is_a_timeout(kind):
+    message_in("successful", subscribe(type=kind))
+    deadline = NOW + timedelta(hours=72)
+    assert sweep("expire_messages", deadline - SECOND) == {}
+    assert sweep("expire_messages", deadline) == {"receipt_timeout": 1}
+    row = Message.objects.get()
+    assert (row.status, row.error_reason, row.sent_at) == ("failed", "receipt_timeout", NOW)
+    assert row.version_history[str(row.version)]["transition"] == "timeout"
+
+
+def test_for_mail_accepted_is_final():
+    message_in("successful", subscribe(type="Email"))
+    assert sweep("expire_messages", NOW + timedelta(days=400)) == {}
+
+
+def test_received_for_30_days_expires_and_loses_its_content():
+    message_in("received", data={"a": 1})
+    deadline = NOW + timedelta(days=30)
+    assert sweep("expire_messages", deadline - SECOND) == {}
+    assert sweep("expire_messages", deadline) == {"received_expired": 1}
+    row = Message.objects.get()
+    assert (row.status, row.expired_at, row.title, row.body, row.data) == ("received", deadline, "", "", {})
+    assert row.version_history[str(row.version)]["transition"] == "expire"
+    assert sweep("expire_messages", deadline) == {}
+    assert MessageEvent.objects.latest("id").event_type == "received"
+
+
+def test_failed_for_90_days_is_archived_and_loses_its_content():
+    message_in("failed")
+    deadline = NOW + timedelta(days=90)
+    assert sweep("archive_messages", deadline - SECOND) == {}
+    assert sweep("archive_messages", deadline) == {"archived": 1}
+    row = Message.objects.get()
+    assert (row.status, row.archived_at, row.title, row.body, row.data) == ("failed", deadline, "", "", {})
+    assert sweep("archive_messages", deadline) == {}
+    assert MessageEvent.objects.count() == 2
+
+
+def test_converted_is_left_alone():
+    message_in("converted")
+    assert sweep("expire_messages", NOW + timedelta(days=400)) == {}
+    assert Message.objects.get().body
+
+
+def test_past_its_day_it_is_not_sent_though_no_sweep_came(carrier):
+    message()
+    sweep("dispatch_due_messages", NOW + timedelta(hours=24))
+    assert carrier.sent == []
+
+
+def test_a_retry_past_the_day_is_no_retry():
+    message_in("errored")
+    Message.objects.update(next_attempt_at=NOW + timedelta(hours=24))
+    assert sweep("retry_errored_messages", NOW + timedelta(hours=24)) == {}
