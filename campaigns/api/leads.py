@@ -135,7 +135,6 @@ class LeadViewSet(
         fields = dict(body.validated_data)
         application = application_for(request, fields.pop("application", None))
         row = leads.create_lead(application, fields, timezone.now())
-        row.refresh_from_db()
         return Response(LeadSerializer(row).data, status=201)
 
     @extend_schema(request=LeadSerializer, responses=LeadSerializer)

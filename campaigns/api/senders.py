@@ -121,7 +121,6 @@ class SenderViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelViewS
         fields = dict(body.validated_data)
         application = application_for(request, fields.pop("application", None))
         row = senders.create_sender(application, fields)
-        row.refresh_from_db()
         return Response(self.get_serializer(row).data, status=201)
 
     def partial_update(self, request: Request, *args: Any, **kwargs: Any) -> Response:

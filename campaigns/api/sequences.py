@@ -4,7 +4,7 @@ from django.db.models import Prefetch
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -59,14 +59,15 @@ class SequenceSerializer(StrictModelSerializer):
         ]  # fmt: skip
         read_only_fields = ["status", "has_pending_work", "activated_at", "completed_at", "created_at"]
 
-    @extend_schema({"type": "array", "items": {"type": "string", "format": "uuid"}})
+    @extend_schema_field({"type": "array", "items": {"type": "string", "format": "uuid"}})
     def get_sender_ids(self, row: Sequence) -> list[str]:
         return [str(member.sender_id) for member in row.pool.all()]
 
-    def get_steps(self, row: Sequence) -> StepSerializer(many=True):  # type: ignore[valid-type]
+    @extend_schema_field(StepSerializer(many=True))
+    def get_steps(self, row: Sequence) -> Any:
         return StepSerializer([step for step in row.steps.all() if step.position is not None], many=True).data
 
-    @extend_schema({"type": "string", "format": "date-time", "nullable": True})
+    @extend_schema_field({"type": "string", "format": "date-time", "nullable": True})
     def get_display_until(self, row: Any) -> str | None:
         until = display_until(row, self.context["now"])
         return serializers.DateTimeField().to_representation(until) if until else None

@@ -39,10 +39,10 @@ class StepViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelViewSet
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
-        if not is_uuid(self.kwargs["sequence_id"]) or not self.sequences().exists():
+        if not is_uuid(self.kwargs["sequence_id"]) or not self.parents().exists():
             raise Http404
 
-    def sequences(self) -> Any:
+    def parents(self) -> Any:
         rows = Sequence.objects.filter(pk=self.kwargs["sequence_id"])
         user: Any = self.request.user
         return rows if user.has_perm("config.see_all_tenants") else rows.filter(application__members=user)

@@ -4,9 +4,9 @@ from typing import Any
 from django.db import models
 from django.db.models import Exists, OuterRef, Q, Value
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 
-from campaigns.models.keys import created, key
+from campaigns.models.keys import StateField, created, key
 from campaigns.models.leads import Lead
 from campaigns.models.senders import Sender
 from campaigns.models.sequences import Sequence
@@ -50,7 +50,7 @@ class Enrollment(models.Model):
         Sequence, models.CASCADE, related_name="enrollments", verbose_name=_("sequence"), db_index=False
     )
     lead = models.ForeignKey(Lead, models.CASCADE, related_name="enrollments", verbose_name=_("lead"))
-    status = FSMField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active", protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active", protected=True)
     # Of the current step; `senders` holds the one of each channel, so that a lead hears from the same address always.
     sender = models.ForeignKey(
         Sender, models.SET_NULL, null=True, blank=True, related_name="enrollments", verbose_name=_("sender")

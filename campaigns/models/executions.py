@@ -5,10 +5,10 @@ from django.db import models
 from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Greatest
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 
 from campaigns.models.enrollments import Enrollment
-from campaigns.models.keys import created, key
+from campaigns.models.keys import StateField, created, key
 from campaigns.models.leads import SUBSCRIPTION_OF
 from campaigns.models.senders import Sender, SenderQuerySet
 from campaigns.models.sequences import days
@@ -149,7 +149,7 @@ class Execution(models.Model):
     )
     step = models.ForeignKey(Step, models.CASCADE, related_name="executions", verbose_name=_("step"))
     round = models.IntegerField(_("round"), default=1, db_default=1)
-    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True)
     scheduled_at = models.DateTimeField(_("scheduled"))
     deferred_until = models.DateTimeField(_("deferred until"), null=True, blank=True)
     processing_started_at = models.DateTimeField(_("processing since"), null=True, blank=True)

@@ -1,6 +1,9 @@
+from typing import Any
+
 from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+from django_fsm import FSMField
 from uuid_utils.compat import uuid7
 
 
@@ -13,3 +16,15 @@ def key() -> "models.UUIDField[object, object]":
 
 def created() -> "models.DateTimeField[object, object]":
     return models.DateTimeField(_("created"), db_default=Now(), editable=False)
+
+
+class StateField(FSMField):
+    """Protected in Python and with a default in the database, which Django would write back into the protected field."""
+
+    @property
+    def db_returning(self) -> bool:
+        return False
+
+    def deconstruct(self) -> Any:
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django_fsm.FSMField", args, kwargs

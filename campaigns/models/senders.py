@@ -4,9 +4,9 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q, Value
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 
-from campaigns.models.keys import created, key
+from campaigns.models.keys import StateField, created, key
 from config.statemachine import WaitsFor, state_triggers
 from messaging.models import Application
 
@@ -43,7 +43,7 @@ class Sender(models.Model):
     channel = models.CharField(_("channel"), max_length=10, choices=CHANNELS)
     address = models.CharField(_("address"), max_length=254)
     display_name = models.CharField(_("display name"), max_length=100, blank=True, default="", db_default="")
-    status = FSMField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active", protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active", protected=True)
     last_error = models.TextField(_("last error"), blank=True, default="", db_default="")
     daily_limit = models.IntegerField(_("daily limit"), null=True, blank=True)
     hourly_limit = models.IntegerField(_("hourly limit"), null=True, blank=True)

@@ -6,9 +6,9 @@ from django.db.models import Case, Exists, ExpressionWrapper, F, Max, Min, Outer
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Greatest, Now
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 
-from campaigns.models.keys import created, key
+from campaigns.models.keys import StateField, created, key
 from campaigns.models.senders import Sender
 from campaigns.triggers import COUNTED, UNFINISHED, pending_work
 from config.statemachine import Swept, WaitsFor, state_triggers
@@ -177,7 +177,7 @@ class Sequence(models.Model):
     )
     name = models.CharField(_("name"), max_length=200)
     kind = models.CharField(_("kind"), max_length=13, choices=Kind.choices, default=Kind.NOTICE, db_default="notice")
-    status = FSMField(_("status"), choices=Status.choices, default=Status.DRAFT, db_default="draft", protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.DRAFT, db_default="draft", protected=True)
     # Derived: written by the triggers of enrollments and executions, mended by the reconciler, by nobody else.
     has_pending_work = models.BooleanField(_("work pending"), default=False, db_default=False, editable=False)
     pending_work_changed_at = models.DateTimeField(_("work pending since"), db_default=Now(), editable=False)

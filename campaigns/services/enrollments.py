@@ -52,8 +52,7 @@ def resume_enrollment(enrollment_id: UUID, now: datetime) -> Enrollment:
     skip_stale_of(Execution.objects.filter(enrollment=row), now, ledger, "resume_enrollment")
     settle([row.sequence_id], now, ledger)
     nudge("campaigns.send_due_steps")
-    row.refresh_from_db()
-    return row
+    return Enrollment.objects.get(pk=row.pk)
 
 
 @transaction.atomic
@@ -61,8 +60,7 @@ def stop_enrollment(enrollment_id: UUID, now: datetime) -> Enrollment:
     row = locked_enrollment(enrollment_id)
     row.stop()
     finish_enrollments([row.pk], "stopped", "stopped", now, Ledger(), "stop_enrollment")
-    row.refresh_from_db()
-    return row
+    return Enrollment.objects.get(pk=row.pk)
 
 
 def finish_enrollments(

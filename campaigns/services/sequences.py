@@ -206,8 +206,7 @@ def resume_sequence(sequence_id: UUID, now: datetime) -> SequenceRow:
     row.save(update_fields=["status"])
     _drop_stale(row, now, "resume")
     settle([row.pk], now)
-    row.refresh_from_db()
-    return row
+    return SequenceRow.objects.get(pk=row.pk)
 
 
 def _drop_stale(row: SequenceRow, now: datetime, rule: str) -> None:
@@ -243,7 +242,6 @@ def _end_everything(row: SequenceRow, reason: str, now: datetime) -> None:
     live = Enrollment.objects.live().filter(sequence=row).values_list("pk", flat=True)
     ledger.ended("ended", end_enrollments(list(live), "stopped", now), "stopped", because=reason)
     ledger.write()
-    row.refresh_from_db()
 
 
 def _check_step(fields: Mapping[str, Any]) -> None:
