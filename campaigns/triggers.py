@@ -24,7 +24,7 @@ def pending_work(sequence: str) -> str:
 # What a status means to the sequence: work (holds completion), waiting (for enrichment), or one of the three ends.
 MEANING = f"CASE WHEN status IN ({listed(UNFINISHED)}) THEN 'work' ELSE status END"
 
-# Rows that came (+1) or left (-1), told by their meaning; what stays the same cancels out, however often it was written.
+# Rows that came (+1) or left (-1), told by their meaning; what stays the same cancels out, however often it is written.
 CAME = "SELECT {columns}, 1 AS sign FROM ({new}) came"
 LEFT = "SELECT {columns}, -1 AS sign FROM ({old}) gone"
 

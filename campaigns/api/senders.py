@@ -26,10 +26,9 @@ from config.rest import (
 from config.rest.access import is_uuid
 
 
-def check_zone(value: str) -> str:
+def check_zone(value: str) -> None:
     if value not in available_timezones():
         raise serializers.ValidationError(_("Expected an IANA time zone such as Asia/Seoul."))
-    return value
 
 
 class SenderSerializer(StrictModelSerializer):

@@ -1,4 +1,6 @@
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.db import models
 from django.db.models.functions import Now
@@ -7,19 +9,19 @@ from django_fsm import FSMField
 from uuid_utils.compat import uuid7
 
 
-def key() -> "models.UUIDField[object, object]":
+def key() -> "models.UUIDField[str | UUID, UUID]":
     """UUIDv7 from the app; SQL written by hand may leave it out."""
     return models.UUIDField(
         primary_key=True, default=uuid7, db_default=models.Func(function="gen_random_uuid"), editable=False
     )
 
 
-def created() -> "models.DateTimeField[object, object]":
+def created() -> "models.DateTimeField[str | datetime, datetime]":
     return models.DateTimeField(_("created"), db_default=Now(), editable=False)
 
 
 class StateField(FSMField):
-    """Protected in Python and with a default in the database, which Django would write back into the protected field."""
+    """Protected in Python, with a default in the database; Django would write that back into the protected field."""
 
     @property
     def db_returning(self) -> bool:

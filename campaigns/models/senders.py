@@ -14,10 +14,6 @@ CHANNELS = [("email", _("e-mail")), ("sms", _("SMS")), ("kakao_talk", _("KakaoTa
 EVERY_DAY = [1, 2, 3, 4, 5, 6, 7]
 
 
-def every_day() -> list[int]:
-    return list(EVERY_DAY)
-
-
 class SenderQuerySet(models.QuerySet["Sender"]):
     HEALTHY = Q(status="active", deleted_at__isnull=True)
 
@@ -52,7 +48,6 @@ class Sender(models.Model):
     window_days = ArrayField(
         models.SmallIntegerField(),
         verbose_name=_("days of the window"),
-        default=every_day,
         db_default=Value(EVERY_DAY, ArrayField(models.SmallIntegerField())),
     )
     window_from: "models.TimeField[time | None, time | None]" = models.TimeField(

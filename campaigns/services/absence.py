@@ -38,8 +38,8 @@ PATTERNS = [
 MENTION = re.compile("|".join(f"(?P<p{n}>{pattern})" for n, pattern in enumerate(PATTERNS, 1)), re.IGNORECASE)
 
 BACK_BEFORE = re.compile(
-    r"(?:\bback\b|\breturn(?:s|ing)?\b|\bresum(?:e|es|ing)\b|\bavailable\b|\breachable\b|\bin the office\b|복귀(?:일|\s*예정일?)?"
-    r"|출근일)[^.!?\n]{0,40}$",
+    r"(?:\bback\b|\breturn(?:s|ing)?\b|\bresum(?:e|es|ing)\b|\bavailable\b|\breachable\b|\bin the office\b"
+    r"|복귀(?:일|\s*예정일?)?|출근일)[^.!?\n]{0,40}$",
     re.IGNORECASE,
 )
 BACK_AFTER = re.compile(
@@ -59,8 +59,8 @@ START_BEFORE = re.compile(
 )
 
 QUOTE_BEGINS = re.compile(
-    r"^\s*(?:-{2,}\s*(?:original message|원본 메[시세]지|forwarded message).*|on .{5,200} wrote:|.{0,100}님이 (?:작성|쓴 글).*"
-    r"|(?:from|보낸\s?사람)\s*:.*)$",
+    r"^\s*(?:-{2,}\s*(?:original message|원본 메[시세]지|forwarded message).*|on .{5,200} wrote:"
+    r"|.{0,100}님이 (?:작성|쓴 글).*|(?:from|보낸\s?사람)\s*:.*)$",
     re.IGNORECASE,
 )
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 ABSENT = re.compile(
-    r"out of (?:the )?office|\booo\b|auto(?:matic|mated)?[\s-]?(?:reply|response)|autoreply|away from (?:the |my )?(?:office|desk)"
-    r"|on (?:vacation|annual leave|leave|holiday)|absen(?:t|ce)|부재\s?중|부재|자동\s?(?:응답|회신|답장)|휴가|출장\s?중",
+    r"out of (?:the )?office|\booo\b|auto(?:matic|mated)?[\s-]?(?:reply|response)|autoreply"
+    r"|away from (?:the |my )?(?:office|desk)|on (?:vacation|annual leave|leave|holiday)|absen(?:t|ce)"
+    r"|부재|자동\s?(?:응답|회신|답장)|휴가|출장\s?중",
     re.IGNORECASE,
 )
 UNDELIVERED = re.compile(

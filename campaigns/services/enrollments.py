@@ -100,7 +100,8 @@ def shift_waiting(enrollment_ids: Collection[UUID], now: datetime) -> None:
             """
             UPDATE sequence_step_executions x
                SET scheduled_at = CASE WHEN x.deferred_until IS NULL
-                                       THEN greatest(x.scheduled_at + v.pause, %(now)s) ELSE x.scheduled_at + v.pause END,
+                                       THEN greatest(x.scheduled_at + v.pause, %(now)s)
+                                       ELSE x.scheduled_at + v.pause END,
                    deferred_until = CASE WHEN x.deferred_until IS NULL THEN NULL
                                          ELSE greatest(x.deferred_until + v.pause, %(now)s) END
               FROM (SELECT id, greatest(%(now)s - coalesce(paused_at, %(now)s), interval '0') AS pause

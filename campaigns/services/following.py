@@ -174,7 +174,8 @@ def move_enrollments(rows: list[Enrollment]) -> None:
     """Current step and senders of many, each its own, in one statement."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE sequence_enrollments e SET current_step_id = v.step, sender_id = v.sender, senders = v.senders::jsonb"
+            "UPDATE sequence_enrollments e"
+            "   SET current_step_id = v.step, sender_id = v.sender, senders = v.senders::jsonb"
             " FROM unnest(%s::uuid[], %s::uuid[], %s::uuid[], %s::text[]) v(id, step, sender, senders)"
             " WHERE e.id = v.id",
             [

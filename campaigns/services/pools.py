@@ -20,7 +20,7 @@ class Pools:
             self.members[sequence_id, channel].append(sender_id)
         everyone = {sender_id for senders in self.members.values() for sender_id in senders}
         loads = Enrollment.objects.live().filter(sender__in=everyone).order_by().values_list("sender_id")
-        self.load = Counter({pk: count for pk, count in loads.annotate(n=Count("pk")).values_list("sender_id", "n")})
+        self.load = Counter(dict(loads.annotate(n=Count("pk"))))
 
     def has(self, sequence_id: UUID, channel: str) -> bool:
         return bool(self.members.get((sequence_id, channel)))

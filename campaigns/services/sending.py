@@ -96,11 +96,11 @@ def usage(senders: Collection[Sender], now: datetime) -> dict[UUID, tuple[int, i
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT v.sender, count(*) FILTER (WHERE x.processing_started_at >= v.day_start AND x.processing_started_at < v.day_end),
-                   count(*) FILTER (WHERE x.processing_started_at >= v.hour_start AND x.processing_started_at < v.hour_end)
+            SELECT v.sender, count(*) FILTER (WHERE x.at >= v.day_start AND x.at < v.day_end),
+                   count(*) FILTER (WHERE x.at >= v.hour_start AND x.at < v.hour_end)
               FROM unnest(%(senders)s::uuid[], %(d1)s::timestamptz[], %(d2)s::timestamptz[], %(h1)s::timestamptz[],
                           %(h2)s::timestamptz[]) v(sender, day_start, day_end, hour_start, hour_end)
-              JOIN (SELECT x.processing_started_at, coalesce(x.sender_id, e.sender_id) AS sender
+              JOIN (SELECT x.processing_started_at AS at, coalesce(x.sender_id, e.sender_id) AS sender
                       FROM sequence_step_executions x JOIN sequence_enrollments e ON e.id = x.enrollment_id
                      WHERE x.processing_started_at >= %(earliest)s) x ON x.sender = v.sender
              GROUP BY v.sender
@@ -199,7 +199,8 @@ def candidates(most: dict[UUID, int], now: datetime) -> list[tuple[UUID, UUID, U
               FROM (SELECT *, row_number() OVER (PARTITION BY sender_id ORDER BY turn, due, id) AS place
                       FROM (SELECT x.id, e.sender_id, e.sequence_id, coalesce(x.deferred_until, x.scheduled_at) AS due,
                                    row_number() OVER (PARTITION BY e.sender_id, e.sequence_id
-                                        ORDER BY coalesce(x.deferred_until, x.scheduled_at), x.scheduled_at, x.id) AS turn
+                                                      ORDER BY coalesce(x.deferred_until, x.scheduled_at),
+                                                               x.scheduled_at, x.id) AS turn
                               {DUE}) each_sequence) each_sender
               JOIN unnest(%(senders)s::uuid[], %(most)s::int[]) v(sender, most) ON v.sender = sender_id
              WHERE place <= v.most
@@ -220,7 +221,8 @@ def park(rows: list[Execution], ledger: Ledger) -> None:
 def start(planned: list[tuple[Execution, datetime]], now: datetime) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE sequence_step_executions x SET status = 'processing', processing_started_at = %s, sender_id = v.sender"
+            "UPDATE sequence_step_executions x"
+            "   SET status = 'processing', processing_started_at = %s, sender_id = v.sender"
             " FROM unnest(%s::uuid[], %s::uuid[]) v(id, sender) WHERE x.id = v.id",
             [now, [row.pk for row, _at in planned], [row.enrollment.sender_id for row, _at in planned]],
         )
@@ -245,8 +247,8 @@ def link(pairs: list[tuple[Execution, Outcome]], ledger: Ledger) -> None:
         return
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE sequence_step_executions x SET message_id = v.message FROM unnest(%s::uuid[], %s::uuid[]) v(id, message)"
-            " WHERE x.id = v.id",
+            "UPDATE sequence_step_executions x SET message_id = v.message"
+            "  FROM unnest(%s::uuid[], %s::uuid[]) v(id, message) WHERE x.id = v.id",
             [[row.pk for row, _outcome in pairs], [outcome.message_id for _row, outcome in pairs]],
         )
     keys = grouped((row.enrollment.sequence_id, row.pk) for row, _outcome in pairs)
@@ -342,7 +344,8 @@ def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
                        ORDER BY coalesce(x.deferred_until, x.scheduled_at), x.id) - 1 AS place {DUE}),
             placed AS (
                 SELECT due.id, v.first + make_interval(secs => v.gap * due.place) AS at
-                  FROM due JOIN unnest(%(senders)s::uuid[], %(first)s::timestamptz[], %(gap)s::float[]) v(sender, first, gap)
+                  FROM due
+                  JOIN unnest(%(senders)s::uuid[], %(first)s::timestamptz[], %(gap)s::float[]) v(sender, first, gap)
                     ON v.sender = due.sender_id),
             ripe AS MATERIALIZED (
                 SELECT x.id, placed.at FROM sequence_step_executions x JOIN placed ON placed.id = x.id
