@@ -1,5 +1,4 @@
 from typing import Any
-from zoneinfo import available_timezones
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -24,10 +23,11 @@ from config.rest import (
     transition_responses,
 )
 from config.rest.access import is_uuid
+from messaging.services.subscriptions import time_zones
 
 
 def check_zone(value: str) -> None:
-    if value not in available_timezones():
+    if value not in time_zones():
         raise serializers.ValidationError(_("Expected an IANA time zone such as Asia/Seoul."))
 
 

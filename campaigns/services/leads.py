@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
-from zoneinfo import available_timezones
 
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Lower
@@ -21,6 +20,7 @@ from config.sweeping import nudge
 from messaging.models import Application
 from messaging.services import SubscriptionSpec, upsert_subscriptions
 from messaging.services.content import address_problem
+from messaging.services.subscriptions import time_zones
 
 LINKS = [name for name, _type, _field in SUBSCRIPTION_OF.values()]
 
@@ -138,7 +138,7 @@ def _spec(lead: Lead, channel: str) -> SubscriptionSpec:
         token=lead.address(channel) or "",
         user_id=str(lead.pk),
         locale=lead.locale or None,
-        time_zone=lead.time_zone if lead.time_zone in available_timezones() else None,
+        time_zone=lead.time_zone if lead.time_zone in time_zones() else None,
     )
 
 

@@ -185,6 +185,7 @@ def claim(turns: dict[UUID, Turn], now: datetime, ledger: Ledger) -> Counter[str
     start(planned, now)
     outcomes = enqueue_messages([drafts.of(row, at, now) for row, at in planned], now=now)
     done = settle_outcomes([(row, outcome) for (row, _at), outcome in zip(planned, outcomes, strict=True)], now, ledger)
+    done["parked"] = len(drafts.incomplete)
     move_slots(turns.values(), now)
     settle({row.enrollment.sequence_id for row in mine}, now, ledger)
     return done
@@ -332,7 +333,7 @@ def defer_rest(turns: dict[UUID, Turn], now: datetime) -> int:
 
 
 def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
-    """Each due row to the slot it will have, in its turn; the forecast is also what `explain` tells."""
+    """Each due row to the tick in which its slot falls, in its turn."""
     if not turns:
         return 0
     seconds = [turn.sender.min_gap_seconds + turn.sender.gap_jitter_seconds / 2 for turn in turns.values()]
@@ -350,12 +351,14 @@ def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
             ripe AS MATERIALIZED (
                 SELECT x.id, placed.at FROM sequence_step_executions x JOIN placed ON placed.id = x.id
                  WHERE placed.at >= %(soon)s AND x.status IN ('pending', 'deferred') FOR UPDATE OF x SKIP LOCKED)
-            UPDATE sequence_step_executions x SET status = 'deferred', deferred_until = ripe.at
+            UPDATE sequence_step_executions x
+               SET status = 'deferred', deferred_until = ripe.at - %(tick)s + interval '1 second'
               FROM ripe WHERE x.id = ripe.id
             """,
             {
                 "now": now,
                 "soon": now + TICK,
+                "tick": TICK,
                 "senders": list(turns),
                 "first": [max(now, turn.sender.next_slot_at or now) for turn in turns.values()],
                 "gap": seconds,
