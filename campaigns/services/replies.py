@@ -22,9 +22,7 @@ from messaging.services import cancel_messages, suppress
 
 AHEAD = timedelta(minutes=5)
 # Our Message-ID is <messages.id@…>; nobody else's id has a UUID of ours before the @.
-OUR_ID = re.compile(
-    r"<?\s*([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})(?:@|\s*>|\s*$)", re.IGNORECASE
-)
+OUR_ID = re.compile(r"(?<![\w.+-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?=@|\s*>|\s*$)", re.IGNORECASE)
 
 ENDS = {"human": "replied", "bounce": "bounced", "unsubscribe": "unsubscribed"}
 SUPPRESSIONS = {"bounce": "hard_bounce", "unsubscribe": "unsubscribed"}
@@ -51,7 +49,7 @@ def record_reply(incoming: Incoming, visible: Any, now: datetime) -> tuple[Reply
         raise Invalid(_("A reply cannot come from the future."), attr="received_at")
     with transaction.atomic():
         row = locked_enrollment(find_enrollment(incoming, visible))
-        if (earlier := find_earlier(incoming, row)) is not None:
+        if (earlier := find_earlier(incoming, row, now)) is not None:
             return earlier, False
         reply = _store(incoming, row, now)
         _apply(reply, row, now)
@@ -80,16 +78,12 @@ def _message_ids(incoming: Incoming) -> Iterable[list[UUID]]:
             yield ids
 
 
-def find_earlier(incoming: Incoming, row: Enrollment) -> Reply | None:
+def find_earlier(incoming: Incoming, row: Enrollment, now: datetime) -> Reply | None:
     if incoming.external_id is not None:
-        same = Reply.objects.filter(
-            external_id=incoming.external_id, enrollment__sequence__application=row.sequence.application_id
-        )
-        return same.first()
-    if incoming.received_at is None:
-        return None
-    same = Reply.objects.filter(enrollment=row, received_at=incoming.received_at, text=incoming.text)
-    return same.first()
+        own = Reply.objects.filter(enrollment__sequence__application=row.sequence.application_id)
+        return own.filter(external_id=incoming.external_id).first()
+    same = Reply.objects.filter(enrollment=row, external_id=None, received_at=incoming.received_at or now)
+    return same.filter(text=incoming.text).first()
 
 
 def _store(incoming: Incoming, row: Enrollment, now: datetime) -> Reply:
