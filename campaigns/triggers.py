@@ -21,6 +21,22 @@ def pending_work(sequence: str) -> str:
     )
 
 
+# The counters from the rows of all sequences; the triggers only add up differences.
+TRUE_COUNTS = """
+    SELECT q.id, coalesce(x.total, 0) AS total, coalesce(x.sent, 0) AS sent, coalesce(x.failed, 0) AS failed,
+           coalesce(x.skipped, 0) AS skipped, coalesce(x.waiting, 0) AS waiting,
+           coalesce(e.enrollments, 0) AS enrollments
+      FROM sequences q
+      LEFT JOIN (SELECT sequence_id, count(*) AS enrollments FROM sequence_enrollments GROUP BY 1) e
+        ON e.sequence_id = q.id
+      LEFT JOIN (SELECT e.sequence_id, count(*) AS total, count(*) FILTER (WHERE x.status = 'sent') AS sent,
+                        count(*) FILTER (WHERE x.status = 'failed') AS failed,
+                        count(*) FILTER (WHERE x.status = 'skipped') AS skipped,
+                        count(*) FILTER (WHERE x.status NOT IN ('sent', 'failed', 'skipped')) AS waiting
+                   FROM sequence_step_executions x JOIN sequence_enrollments e ON e.id = x.enrollment_id
+                  GROUP BY 1) x ON x.sequence_id = q.id
+"""
+
 # What a status means to the sequence: work (holds completion), waiting (for enrichment), or one of the three ends.
 MEANING = f"CASE WHEN status IN ({listed(UNFINISHED)}) THEN 'work' ELSE status END"
 

@@ -10,7 +10,7 @@ from django_fsm import transition
 
 from campaigns.models.keys import StateField, created, key
 from campaigns.models.senders import Sender
-from campaigns.triggers import COUNTED, UNFINISHED, pending_work
+from campaigns.triggers import COUNTED, TRUE_COUNTS, UNFINISHED, pending_work
 from config.statemachine import Swept, WaitsFor, state_triggers
 from messaging.models import Application
 from messaging.models.messages import Kind
@@ -105,27 +105,12 @@ class SequenceQuerySet(models.QuerySet["Sequence"]):
         return self.filter(status="completed").with_work().filter(work=True)
 
     def miscounted(self) -> "SequenceQuerySet":
-        """The stored counters do not add up, or are not what the rows say."""
-        from campaigns.models.enrollments import Enrollment
-        from campaigns.models.executions import Execution
-
-        def counted(rows: Any, path: str) -> Any:
-            groups = rows.filter(**{path: OuterRef("pk")}).order_by().values(path)
-            return models.functions.Coalesce(Subquery(groups.annotate(n=models.Count("pk")).values("n")), 0)
-
-        path = "enrollment__sequence"
-        wanted = {
-            "total": Execution.objects.all(),
-            "sent": Execution.objects.filter(status="sent"),
-            "failed": Execution.objects.filter(status="failed"),
-            "skipped": Execution.objects.filter(status="skipped"),
-            "waiting": Execution.objects.filter(status__in=Execution.WAITING),
-        }
-        truth = {f"true_{name}": counted(rows, path) for name, rows in wanted.items()}
-        wrong = Q(*(~Q(**{f"{name}_count": F(f"true_{name}")}) for name in COUNTED), _connector=Q.OR)
-        return self.alias(true_enrollments=counted(Enrollment.objects.all(), "sequence"), **truth).filter(
-            wrong | ~Q(enrollments_count=F("true_enrollments"))
-        )
+        """The stored counters do not add up, or are not what the rows say. One pass over all rows, where correlated
+        subqueries of the ORM would be one per sequence and counter."""
+        names = (*COUNTED, "enrollments")
+        wrong = " OR ".join(f"s.{name}_count <> v.{name}" for name in names)
+        sql = f"SELECT s.id FROM sequences s JOIN ({TRUE_COUNTS}) v ON v.id = s.id WHERE {wrong}"
+        return self.filter(pk__in=RawSQL(sql, []))
 
     def with_display(self, now: datetime) -> "SequenceQuerySet":
         """`display_state` and what its tooltip and `display_until` need."""

@@ -8,22 +8,12 @@ from uuid import UUID
 from django.db import connection, transaction
 
 from campaigns.services.rows import lock_sequences
-from campaigns.triggers import COUNTED, pending_work
+from campaigns.triggers import COUNTED, TRUE_COUNTS, pending_work
 
 RECOUNT = f"""
     UPDATE sequences s
        SET {", ".join(f"{name}_count = v.{name}" for name in COUNTED)}, enrollments_count = v.enrollments
-      FROM (SELECT q.id, count(x.id) AS total, count(x.id) FILTER (WHERE x.status = 'sent') AS sent,
-                   count(x.id) FILTER (WHERE x.status = 'failed') AS failed,
-                   count(x.id) FILTER (WHERE x.status = 'skipped') AS skipped,
-                   count(x.id) FILTER (WHERE x.status NOT IN ('sent', 'failed', 'skipped')) AS waiting,
-                   count(DISTINCT e.id) AS enrollments
-              FROM sequences q
-              LEFT JOIN sequence_enrollments e ON e.sequence_id = q.id
-              LEFT JOIN sequence_step_executions x ON x.enrollment_id = e.id
-             WHERE q.id = ANY(%s::uuid[])
-             GROUP BY q.id) v
-     WHERE s.id = v.id
+      FROM ({TRUE_COUNTS}) v WHERE s.id = v.id AND s.id = ANY(%s::uuid[])
 """
 BACKFILL = f"""
     UPDATE sequences s SET has_pending_work = v.value, pending_work_changed_at = clock_timestamp()

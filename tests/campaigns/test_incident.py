@@ -94,6 +94,9 @@ def test_one_batch_ends_the_incident(incident, sweep):
         "stuck_processing": 7,
         "counters": 0,
     }
+    row = number(10)
+    assert row.counters["waiting"] == row.counters["total"] == 63
+    assert sum(row.counters[name] for name in COUNTED if name != "total") == row.total_count
     counts = sweep("reconcile_sequences", NOW)
     assert counts == {"cleared": 2, "orphaned": 1, "stuck_pending": 7}
 
@@ -134,15 +137,8 @@ def test_sending_goes_on_in_turn_and_nothing_stale_is_written(incident, sweep):
         oldest = Execution.objects.filter(enrollment__sequence=number(sequence)).order_by("scheduled_at", "pk")
         assert sent == {row.pk for row in oldest[: len(sent)]}
     assert Message.objects.count() == 100
-    # Twelve days on, one day at a time: throttled all the while, and still nobody looks forgotten.
-    for day in range(1, 13):
+    # Twelve days on: throttled all the while, and still nobody looks forgotten.
+    for day in (6, 12):
         sweep("send_due_steps", NOW + day * DAY)
     sweep("reconcile_sequences", NOW + 12 * DAY + HOUR)
     assert Execution.objects.filter(skip_reason="stale").count() == 84
-
-
-def test_counters_add_up_in_the_incident(incident):
-    assert not Sequence.objects.miscounted().exists()
-    row = number(10)
-    assert row.counters["waiting"] == row.counters["total"] == 63
-    assert sum(row.counters[name] for name in COUNTED if name != "total") == row.total_count
