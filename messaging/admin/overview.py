@@ -67,7 +67,6 @@ def queue_panel(request: HttpRequest) -> Panel:
     held = Message.objects.filter(status="pending", hold_reason__isnull=False)
     errored = Message.objects.filter(status="errored")
     waits = _("nothing waits")
-    if first := due.order_by("clock_start").values_list("created_at", flat=True)[:1].first():  # type: ignore[misc]
     if first := due.order_by(CLOCK_START).values_list("created_at", flat=True)[:1].first():
         waits = _("the oldest is %(age)s old") % {"age": age(first, now)}
     rows = [
