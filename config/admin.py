@@ -23,8 +23,9 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from config import console
 from config.console.base import change_text
+from config.console.bulk import progress
 from config.console.panels import counts_text, outcome
-from config.models import Decision, SweepRun
+from config.models import BulkAction, Decision, SweepRun
 
 admin.site.extra_urls = console.urls  # type: ignore[attr-defined]
 admin.site.site_title = admin.site.site_header = "Signalbox"
@@ -172,6 +173,28 @@ class DecisionAdmin(console.ConsoleAdmin):
     @admin.display(description=_("effect"))
     def effect(self, decision: Decision) -> str:
         return console.pill(_now("took effect"), "success") if decision.won else console.pill(_now("too late"))
+
+
+@admin.register(BulkAction)
+class BulkActionAdmin(console.ConsoleAdmin):
+    icon, menu_order = "checklist", 25
+    read_only = True
+    state_colours = {"running": "info", "finished": "success"}
+    list_display = ("title", "state", "total", "counted", "actor", "created_at", "ended_at")
+    list_filter = ("status",)
+    list_select_related = ("actor",)
+    ordering = ("-created_at",)
+    fields = ("title", "actor", "reason", "created_at", "ended_at")
+    change_form_before_template = "admin/console/bulk_page.html"
+    state = console.badge("status", state_colours, description=_("status"))
+
+    @admin.display(description=_("outcomes"))
+    def counted(self, bulk: BulkAction) -> str:
+        return counts_text(bulk.counts)
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        context.update(progress(kwargs["obj"]))
+        return super().render_change_form(request, context, *args, **kwargs)
 
 
 @admin.register(Schedule)

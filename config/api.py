@@ -1,7 +1,11 @@
-"""The house's own endpoints: the integrity report and the metrics."""
+"""The house's own endpoints: the integrity report and the metrics; and the answers where no endpoint is."""
 
-from django.http import HttpResponse
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.urls import path
+from django.views import defaults
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import api_view
@@ -38,5 +42,21 @@ def metrics(request: Request) -> HttpResponse:
         raise PermissionDenied
     return observe.metrics(request._request)
 
+
+def outside_views(status: int, code: str, detail: str, page: Callable[..., HttpResponseBase]) -> Any:
+    """What never reaches a view of the API is told in the API's form there, as a page elsewhere."""
+
+    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.path_info.startswith("/api/"):
+            return page(request, *args, **kwargs)
+        kind = "server_error" if status >= 500 else "client_error"
+        return JsonResponse({"type": kind, "errors": [{"code": code, "detail": detail, "attr": None}]}, status=status)
+
+    return answer
+
+
+bad_request = outside_views(400, "bad_request", "The request cannot be read.", defaults.bad_request)
+not_found = outside_views(404, "not_found", "There is nothing at this address.", defaults.page_not_found)
+server_error = outside_views(500, "error", "Something went wrong on our side.", defaults.server_error)
 
 urlpatterns = [path("integrity/", IntegrityView.as_view(), name="integrity")]

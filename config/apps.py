@@ -22,6 +22,7 @@ class SignalboxConfig(AppConfig):
         "operator": [
             "config.view_sweeprun",
             "config.view_decision",
+            "config.view_bulkaction",
             "config.see_all_tenants",
             "config.view_metrics",
             "config.view_integrity",
@@ -31,6 +32,7 @@ class SignalboxConfig(AppConfig):
         "viewer": [
             "config.view_sweeprun",
             "config.view_decision",
+            "config.view_bulkaction",
             "config.see_all_tenants",
             "config.view_metrics",
             "config.view_integrity",
@@ -38,9 +40,13 @@ class SignalboxConfig(AppConfig):
     }
 
     def ready(self) -> None:
+        from django_q.signals import post_execute
+
         from config import statemachine, sweeping  # noqa: F401  registers the system checks
+        from config.supervisor import canary
 
         post_migrate.connect(sync_groups, dispatch_uid="config.sync_groups")
+        post_execute.connect(canary.hear, dispatch_uid="config.canary")
 
 
 def sync_groups(app_config: AppConfig, **_kwargs: object) -> None:

@@ -1,12 +1,26 @@
 """Each automatic change leaves a row that says which rule fired, on what evidence, and what changed."""
 
+import json
 from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from django.db import models
+from django.db import connection, models
 
 from config.models import Decision
+
+BATCH = 5000
+COLUMNS = ("run_id", "rule", "object_type", "object_id", "inputs", "before", "after", "won", "affected", "created_at")
+INSERT = f"""
+    INSERT INTO decisions ({", ".join(COLUMNS)})
+    SELECT run_id, rule, object_type, object_id, inputs, before, after, won, affected,
+           COALESCE(created_at, statement_timestamp())
+    FROM json_to_recordset(%s::json) AS row(
+        run_id uuid, rule text, object_type text, object_id text, inputs jsonb, before jsonb, after jsonb,
+        won boolean, affected integer, created_at timestamptz)
+"""
 
 
 def decide(
@@ -52,4 +66,19 @@ def decide_bulk(
 
 
 def record(decisions: Iterable[Decision]) -> None:
-    Decision.objects.bulk_create(decisions, batch_size=1000)
+    """Write them, each batch as one statement with one parameter.
+
+    bulk_create spends ten times the database's own time on compiling a statement with a placeholder per value.
+    """
+    rows = iter(decisions)
+    while batch := list(islice(rows, BATCH)):
+        with connection.cursor() as cursor:
+            cursor.execute(INSERT, [json.dumps([_plain(decision) for decision in batch])])
+
+
+def _plain(decision: Decision) -> dict[str, Any]:
+    row = {name: getattr(decision, name) for name in COLUMNS}
+    row["run_id"] = str(decision.run_id) if decision.run_id else None
+    # Unset it is an expression, the database's clock.
+    row["created_at"] = decision.created_at.isoformat() if isinstance(decision.created_at, datetime) else None
+    return row

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -72,6 +72,30 @@ def measure(invariant: Invariant, now: datetime | None = None) -> Reading:
 
 def report(now: datetime | None = None) -> list[Reading]:
     return [measure(invariant, now) for invariant in invariants().values()]
+
+
+def keep_readings(now: datetime) -> list[Reading]:
+    """Measure everything and keep the counts for the trend."""
+    from config.models import IntegrityReading
+
+    readings = report(now)
+    IntegrityReading.objects.bulk_create(
+        IntegrityReading(name=reading.name, count=reading.count, measured_at=now) for reading in readings
+    )
+    return readings
+
+
+def trends(now: datetime, hours: int = 24) -> dict[str, list[int]]:
+    """The worst count of each half hour, oldest first."""
+    from config.models import IntegrityReading
+
+    kept = IntegrityReading.objects.filter(measured_at__gt=now - timedelta(hours=hours), measured_at__lte=now)
+    halves: dict[str, dict[int, int]] = {}
+    for name, count, at in kept.order_by("measured_at").values_list("name", "count", "measured_at"):
+        half = int(at.timestamp() // 1800)
+        worst = halves.setdefault(name, {})
+        worst[half] = max(worst.get(half, 0), count)
+    return {name: list(worst.values()) for name, worst in halves.items()}
 
 
 def heal(name: str, now: datetime | None = None) -> Counter[str]:

@@ -6,8 +6,10 @@ from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+from django_fsm import FSMField, transition
 from uuid_utils.compat import uuid7
 
+from config.statemachine import Swept, state_triggers
 from config.triggers import append_only
 
 
@@ -41,6 +43,22 @@ class SweepRun(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.started_at:%Y-%m-%d %H:%M:%S}"
+
+
+class IntegrityReading(models.Model):
+    """How many rows broke an invariant at a time: what the trend on the integrity page is drawn from."""
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.TextField()
+    count = models.IntegerField()
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "integrity_readings"
+        indexes = [models.Index(fields=["name", "-measured_at"], name="integrity_readings_latest")]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.count}"
 
 
 class Nudge(models.Model):
@@ -97,6 +115,63 @@ class Decision(models.Model):
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.object_type} {self.object_id}"
+
+
+class BulkAction(models.Model):
+    """An operator's action on more rows than a request should wait for: a sweep works it off, batch by batch."""
+
+    class Status(models.TextChoices):
+        RUNNING = "running", _("running")
+        FINISHED = "finished", _("finished")
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    title = models.TextField(_("action"))
+    model = models.TextField(_("model"))
+    action = models.TextField()
+    actor = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, verbose_name=_("by"))
+    reason = models.TextField(_("reason"), blank=True, default="")
+    total = models.IntegerField(_("rows"))
+    counts = models.JSONField(_("outcomes"), default=dict)
+    status = FSMField(_("status"), choices=Status.choices, default=Status.RUNNING, protected=True)
+    created_at = models.DateTimeField(_("started"), db_default=Now())
+    ended_at = models.DateTimeField(_("ended"), null=True)
+
+    liveness = {
+        Status.RUNNING: Swept("config.run_bulk_actions", _("begun at once, gone on with within a minute after a crash"))
+    }
+
+    class Meta:
+        db_table = "bulk_actions"
+        verbose_name = _("bulk action")
+        verbose_name_plural = _("bulk actions")
+        triggers = state_triggers()
+        indexes = [
+            models.Index(fields=["created_at"], condition=models.Q(status="running"), name="bulk_actions_running")
+        ]
+
+    def __str__(self) -> str:
+        return self.title
+
+    @transition(field=status, source=Status.RUNNING, target=Status.FINISHED)
+    def finish(self) -> None: ...
+
+
+class BulkActionRow(models.Model):
+    """A row the action was confirmed for. `outcome` is empty until its batch has committed."""
+
+    id = models.BigAutoField(primary_key=True)
+    bulk_action = models.ForeignKey(BulkAction, models.CASCADE, related_name="rows")
+    key = models.TextField()
+    outcome = models.TextField(default="")
+
+    class Meta:
+        db_table = "bulk_action_rows"
+        indexes = [
+            models.Index(fields=["bulk_action", "id"], condition=models.Q(outcome=""), name="bulk_action_rows_waiting")
+        ]
+
+    def __str__(self) -> str:
+        return self.key
 
 
 class IdempotencyKey(models.Model):

@@ -103,9 +103,10 @@ def rate(text: str) -> tuple[int, int]:
 def database(text: str) -> dict[str, Any]:
     if urlsplit(text).scheme not in ("postgres", "postgresql"):
         raise ValueError("expected postgresql://user:password@host:port/name")
-    parsed = dict(dj_database_url.parse(text))
+    parsed: dict[str, Any] = dict(dj_database_url.parse(text))
     if not parsed.get("NAME"):
         raise ValueError("the database's name is missing")
+    parsed["OPTIONS"] = {"connect_timeout": 10, **parsed.get("OPTIONS", {})}
     return parsed
 
 
@@ -138,6 +139,7 @@ def secret_key() -> str:
 
 DEBUG = env("DEBUG", boolean, False)
 DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
+DATABASE = env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR})
 SECRET_KEY = secret_key()
 SECRET_KEY_FALLBACKS: list[str] = env("SECRET_KEY_FALLBACKS", words, [])
 PORT = env("PORT", whole(1, 65535), 8000)
@@ -219,7 +221,7 @@ TEMPLATES = [
 # One connection per thread for good: reconnecting costs django-q2 a factor of ten. No pool: it does not survive fork().
 DATABASES = {
     "default": {
-        **env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR}),
+        **DATABASE,
         "CONN_MAX_AGE": None,
         "CONN_HEALTH_CHECKS": True,
     }
@@ -244,6 +246,7 @@ AUTH_PASSWORD_VALIDATORS = [
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
 ]
 LOGIN_URL = reverse_lazy("admin:login")
+LOGIN_REDIRECT_URL = reverse_lazy("admin:index")
 
 
 # --- security ----------------------------------------------------------------------------------------------------
@@ -264,7 +267,7 @@ CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [SELF],
         # The admin's Alpine.js evaluates its attributes; scripts themselves come only from here.
-        "script-src": [SELF, UNSAFE_EVAL, UNSAFE_INLINE],
+        "script-src": [SELF, UNSAFE_EVAL],
         "style-src": [SELF, UNSAFE_INLINE],
         "img-src": [SELF, "data:"],
         "font-src": [SELF, "data:"],
@@ -313,9 +316,17 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "SCHEMA_PATH_PREFIX": r"/api/v1/",
     "ENUM_NAME_OVERRIDES": {
+        "PCStatusEnum": "devices.models.PC.Status",
+        "DeviceStatusEnum": "devices.models.Device.Status",
+        "RunStatusEnum": "devices.models.TaskDevice.Status",
         "BranchStateEnum": "locks.models.Branch.State",
         "LockStateEnum": "locks.models.BranchLock.State",
         "LockScopeEnum": "locks.models.Scope",
+        "LockEventKindEnum": "locks.models.LockEvent.Kind",
+        "HeartbeatStatusEnum": "locks.api.serializers.REPORTED",
+        "ChannelEnum": "messaging.models.Channel.choices",
+        "MessageKindEnum": "messaging.models.Kind.choices",
+        "SubscriptionTypeEnum": "messaging.models.subscriptions.TYPES",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
         "ClientErrorEnum": "drf_standardized_errors.openapi_serializers.ClientErrorEnum.choices",
         "ServerErrorEnum": "drf_standardized_errors.openapi_serializers.ServerErrorEnum.choices",
@@ -332,6 +343,8 @@ SPECTACULAR_SETTINGS = {
 }
 DRF_STANDARDIZED_ERRORS = {"ALLOWED_ERROR_STATUS_CODES": ["400", "401", "403", "404", "409", "429"]}
 IDEMPOTENCY_WINDOW = timedelta(hours=24)
+# What our own idempotency keys begin with: a client's key must not meet one.
+RESERVED_KEYS = ("reminder:",)
 
 
 # --- background work ---------------------------------------------------------------------------------------------
@@ -354,6 +367,7 @@ Q_CLUSTER = {
     "poll": 0.2,
     "guard_cycle": 0.5,
     "label": "Background work",
+    "broker_class": f"config.supervisor.broker.{'LaneRedis' if REDIS_URL else 'LaneORM'}",
     **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
 }
 
@@ -363,13 +377,22 @@ HALF_MINUTE, MINUTE, FIVE_MINUTES = "* * * * * */30", "* * * * *", "*/5 * * * *"
 # its sweeps.py>. The check in config/sweeping.py refuses to start when a model relies on a sweep missing here.
 SWEEPS: dict[str, dict[str, Any]] = {
     "config.purge_expired": {"cron": FIVE_MINUTES},
+    "devices.time_out_attempts": {"cron": MINUTE},
+    "devices.expire_leases": {"cron": MINUTE},
     "devices.mark_silent_pcs": {"cron": MINUTE},
+    "devices.promote_next_task": {"cron": MINUTE},
+    "config.measure_integrity": {"cron": FIVE_MINUTES},
+    "config.run_bulk_actions": {"cron": MINUTE},
+    "reminders.send_due_alarms": {"cron": MINUTE, "budget": timedelta(seconds=50), "parallel": 2},
     # The budget bounds when a batch may start; with the longest batch after it a run stays below Q_CLUSTER's timeout.
     "messaging.dispatch_due_messages": {"cron": MINUTE, "parallel": 4, "budget": timedelta(seconds=10)},
     "messaging.retry_errored_messages": {"cron": MINUTE},
     "messaging.resolve_unknown_attempts": {"cron": MINUTE},
     "messaging.expire_messages": {"cron": FIVE_MINUTES},
     "messaging.archive_messages": {"cron": FIVE_MINUTES},
+    "messaging.deliver_webhooks": {"cron": MINUTE, "budget": timedelta(seconds=30)},
+    "messaging.apply_parked_events": {"cron": MINUTE},
+    "messaging.fold_rollups": {"cron": MINUTE},
     "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
     "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
     "campaigns.send_due_steps": {"cron": MINUTE},
@@ -379,11 +402,21 @@ SWEEPS: dict[str, dict[str, Any]] = {
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)
+BULK_ACTIONS_KEPT = timedelta(days=90)
 
 
 # --- domain knobs ------------------------------------------------------------------------------------------------
 
+PC_STALE_AFTER = timedelta(seconds=90)
 PC_OFFLINE_AFTER = timedelta(seconds=180)
+# A PC or device away for longer no longer holds up the queue.
+PC_AWAY_AFTER = timedelta(minutes=20)
+# A running task nobody works on, or a row nobody claims, for longer is given up.
+TASK_STALLED_AFTER = timedelta(hours=24)
+# How late a sweep may be before the integrity report calls a task stuck.
+STUCK_AFTER = timedelta(minutes=5)
+# A claim older than this belongs to a worker that died: far beyond any batch, so a slow one is never robbed.
+ALARM_CLAIM_KEPT = timedelta(hours=6)
 
 # Messages. Not sent after MESSAGE_LIFE from the later of created_at and scheduled_at: never sent.
 MESSAGE_LIFE = timedelta(hours=24)

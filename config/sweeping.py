@@ -64,22 +64,28 @@ class Sweep:
         label: str = "",
         by: str | None = None,
         size: int = PAGE,
+        failed: Callable[[Any, Exception], None] | None = None,
     ) -> None:
         """Hand the keys of `rows` to `handle` in pages ordered by (`by`, pk), each in its own transaction.
 
         `handle` locks what it changes (SKIP LOCKED) and checks the predicate again. When the time is up the next run
         goes on behind the last page, so the same first rows never starve the rest; `by` must not be nullable.
+        `failed` is told of a poison row, to put it out of the way.
         """
-        resume = self.cursor.pop(label, None)
-        if resume and not self._walk(rows, handle, label, by, size, after=resume, until=None):
-            return
-        self._walk(rows, handle, label, by, size, after=None, until=resume)
 
-    def _walk(self, rows: Any, handle: Any, label: str, by: str | None, size: int, after: Any, until: Any) -> bool:
+        def walk(after: Any, until: Any) -> bool:
+            return self._walk(rows, lambda keys: self._isolate(keys, handle, failed), label, by, size, after, until)
+
+        resume = self.cursor.pop(label, None)
+        if resume and not walk(after=resume, until=None):
+            return
+        walk(after=None, until=resume)
+
+    def _walk(self, rows: Any, work: Any, label: str, by: str | None, size: int, after: Any, until: Any) -> bool:
         while self.has_time():
             page = list(_keyset(rows, by, after, until).values_list(*([by, "pk"] if by else ["pk"]))[:size])
             if page:
-                self._isolate([row[-1] for row in page], handle)
+                work([row[-1] for row in page])
                 after = [_text(value) for value in page[-1]]
             if len(page) < size:
                 return True
@@ -87,7 +93,12 @@ class Sweep:
         self.counts["out_of_time"] += 1
         return False
 
-    def _isolate(self, keys: list[Any], handle: Callable[[list[Any]], Mapping[str, int]]) -> None:
+    def _isolate(
+        self,
+        keys: list[Any],
+        handle: Callable[[list[Any]], Mapping[str, int]],
+        failed: Callable[[Any, Exception], None] | None,
+    ) -> None:
         """A page that fails is halved until the poison row stands alone; it is recorded and the rest goes on."""
         try:
             with transaction.atomic():
@@ -97,10 +108,12 @@ class Sweep:
                 raise
             if len(keys) > 1:
                 middle = len(keys) // 2
-                self._isolate(keys[:middle], handle)
-                self._isolate(keys[middle:], handle)
+                self._isolate(keys[:middle], handle, failed)
+                self._isolate(keys[middle:], handle, failed)
                 return
             self.fail(keys[0], error)
+            if failed:
+                failed(keys[0], error)
         else:
             self.counts.update(done)
 

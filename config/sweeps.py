@@ -6,21 +6,38 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
-from config.models import IdempotencyKey, SweepRun, ThrottleWindow
+from config.integrity import keep_readings
+from config.models import BulkAction, Canary, IdempotencyKey, IntegrityReading, SweepRun, ThrottleWindow
 from config.sweeping import Sweep
 
 
 def purge_expired(sweep: Sweep) -> None:
-    """Idempotency keys past their window, old throttle windows, old sweep runs, django-q2's kept failures."""
+    """Old idempotency keys, throttle windows, sweep runs, results of django-q2, canaries of machines long gone."""
     from django_q.models import Task
 
     for rows in (
         IdempotencyKey.objects.filter(created_at__lt=sweep.now - settings.IDEMPOTENCY_WINDOW),
         ThrottleWindow.objects.filter(window_start__lt=sweep.now - timedelta(days=2)),
         SweepRun.objects.filter(started_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
+        BulkAction.objects.filter(ended_at__lt=sweep.now - settings.BULK_ACTIONS_KEPT),
+        IntegrityReading.objects.filter(measured_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
         Task.objects.filter(stopped__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
+        Canary.objects.filter(asked_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
     ):
         _delete(sweep, rows)
+
+
+def measure_integrity(sweep: Sweep) -> None:
+    """The report, kept for its trend. What is broken is shown on the page and in the metrics, not mended here."""
+    readings = keep_readings(sweep.now)
+    sweep.counts.update(measured=len(readings), broken=sum(bool(reading.count) for reading in readings))
+
+
+def run_bulk_actions(sweep: Sweep) -> None:
+    """What operators asked for on many rows at once."""
+    from config.console.bulk import work_off
+
+    work_off(sweep)
 
 
 def _delete(sweep: Sweep, rows: models.QuerySet[Any]) -> None:

@@ -1,7 +1,7 @@
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from config import api, observe
 
@@ -13,7 +13,7 @@ urlpatterns = [
     path("readyz", observe.readyz),
     path("metrics", api.metrics),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
     path("api/v1/", include(api.urlpatterns)),
     path("", include("locks.api")),
     path("", include("messaging.api")),
@@ -21,3 +21,7 @@ urlpatterns = [
     path("", include("reminders.api")),
     path("", include("devices.api")),
 ]
+
+handler400 = "config.api.bad_request"
+handler404 = "config.api.not_found"
+handler500 = "config.api.server_error"

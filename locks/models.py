@@ -1,9 +1,11 @@
 """Branches, the locks on them, and who waits. Every time is the database's: an application's clock decides nothing."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from django.db import models
-from django.db.models import Case, ExpressionWrapper, F, Func, Q, Value, When
+from django.db.models import Case, Expression, ExpressionWrapper, F, Func, Q, Value, When
 from django.db.models.functions import Coalesce, Length, Now
 from django.db.models.lookups import GreaterThan, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
@@ -95,13 +97,17 @@ class Branch(models.Model):
 
 
 def overlapping(scope: str, resource_type: str | None, resource_id: str | None) -> Q:
-    """Of rows with a scope of their own in the same branch: those that share something with this one."""
+    """Of rows with a scope of their own in the same branch: those that share something with this one.
+
+    Spread out, so that each arm is one look into branch_locks_held however many locks the branch has.
+    """
     if scope == Scope.BRANCH:
         return Q()
-    same_type = Q(resource_type=resource_type)
-    if scope == Scope.RESOURCE:
-        same_type &= Q(resource_id__isnull=True) | Q(resource_id=resource_id)
-    return Q(resource_type__isnull=True) | same_type
+    whole_branch = Q(resource_type__isnull=True)
+    if scope == Scope.RESOURCE_TYPE:
+        return whole_branch | Q(resource_type=resource_type)
+    whole_type = Q(resource_type=resource_type, resource_id__isnull=True)
+    return whole_branch | whole_type | Q(resource_type=resource_type, resource_id=resource_id)
 
 
 # The time at which the statement reached the server: fresh after a wait for a row, and one for all its rows.
@@ -124,6 +130,37 @@ def truth(condition: Q) -> Any:
 def length_within(name: str, most: int) -> Q:
     """NULL or 1 to `most` characters: bounds what the exclusion's index has to hold."""
     return Q(**{f"{name}__isnull": True}) | Q(GreaterThan(Length(name), 0), LessThanOrEqual(Length(name), most))
+
+
+class Slot(Expression):
+    """Where a value goes in a queryset that is compiled once."""
+
+    output_field: Any = models.TextField()
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        return "%s", [self]
+
+
+class Compiled:
+    """The SQL of a queryset with slots, built on first use. On the hot paths building it costs more than running it;
+    written by hand instead, the predicates would stand in two places."""
+
+    def __init__(self, make: Callable[[], models.QuerySet[Any]]) -> None:
+        self.make = make
+
+    @cached_property
+    def parts(self) -> tuple[Any, str, list[Any]]:
+        rows = self.make()
+        sql, params = rows.query.sql_with_params()
+        return rows.model, sql, list(params)
+
+    def __call__(self, **values: Any) -> list[Any]:
+        model, sql, params = self.parts
+        return list(model.objects.raw(sql, [values[p.name] if isinstance(p, Slot) else p for p in params]))
 
 
 class LockQuerySet(models.QuerySet["BranchLock"]):
@@ -176,6 +213,11 @@ class LockQuerySet(models.QuerySet["BranchLock"]):
             .annotate(delay_ends=F("expired_at") + seconds(F("lock_delay")))
             .filter(delay_ends__gt=now)
         )
+
+    def worst_first(self) -> "LockQuerySet":
+        """Of clocked rows: by health, then by silence."""
+        ranks = [When(heartbeat_health=name, then=rank) for rank, name in enumerate(("critical", "warning", "healthy"))]
+        return self.order_by(Case(*ranks, default=3, output_field=models.IntegerField()), "heard_at", "pk")  # type: ignore[misc]
 
     def out_of_ttl(self) -> "LockQuerySet":
         """For the sweep. Served by branch_locks_by_expiry."""
@@ -294,7 +336,7 @@ class BranchLock(models.Model):
                 condition=Q(idempotency_key__isnull=False),
                 name="branch_locks_by_key",
             ),
-            models.Index(fields=["branch", "-id"], name="branch_locks_of_branch"),
+            models.Index(fields=["branch", "-fence"], name="branch_locks_of_branch"),
         ]
 
     def __str__(self) -> str:
@@ -352,6 +394,7 @@ class LockEvent(models.Model):
         triggers = append_only("branch_lock_events", deletable=HEARTBEATS_KEPT)
         indexes = [
             models.Index(fields=["lock", "id"], name="branch_lock_events_of_lock"),
+            models.Index(fields=["created_at"], condition=Q(kind="CONFLICT"), name="branch_lock_events_conflicts"),
             models.Index(fields=["lock", "-id"], condition=Q(kind="HEARTBEAT"), name="branch_lock_events_beats"),
             models.Index(fields=["branch", "-id"], condition=~Q(kind="HEARTBEAT"), name="branch_lock_events_of_branch"),
         ]

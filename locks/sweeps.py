@@ -11,9 +11,9 @@ def expire_heartbeats(sweep: Sweep) -> None:
         postpone_silence(ids)
         return done
 
-    sweep.pages(BranchLock.objects.maybe_silent(), page, label="locks")
+    sweep.pages(BranchLock.objects.maybe_silent(), page, label="locks", by="silent_after")
     sweep.pages(LockWaiter.objects.overdue(), lambda ids: {"gone": drop_overdue_waiters(ids)}, label="waiters")
 
 
 def expire_ttls(sweep: Sweep) -> None:
-    sweep.pages(BranchLock.objects.out_of_ttl(), lambda ids: reap(ids, sweep.run_id))
+    sweep.pages(BranchLock.objects.out_of_ttl(), lambda ids: reap(ids, sweep.run_id), by="expires_at")

@@ -1,6 +1,6 @@
 from config.sweeping import Sweep, nudge
-from messaging.models import Message, MessageAttempt
-from messaging.services import ending, resolving
+from messaging.models import Message, MessageAttempt, WebhookInbox
+from messaging.services import analytics, ending, incoming, resolving, webhooks
 from messaging.services.creating import DISPATCH
 from messaging.services.dispatching import dispatch, lanes
 
@@ -48,3 +48,20 @@ def expire_messages(sweep: Sweep) -> None:
 def archive_messages(sweep: Sweep) -> None:
     ripe = Message.objects.archivable(sweep.now)
     sweep.pages(ripe, lambda ids: {"archived": ending.archive_failed(ids, now=sweep.now)}, by="failed_at")
+
+
+def deliver_webhooks(sweep: Sweep) -> None:
+    webhooks.give_up_forgotten(sweep.now)
+    if sweep.dry_run:
+        sweep.counts.update(webhooks.would_deliver(sweep.now))
+    else:
+        sweep.repeat(lambda: webhooks.deliver_due(sweep.now))
+
+
+def fold_rollups(sweep: Sweep) -> None:
+    sweep.repeat(lambda: {"folded": analytics.fold_deltas()})
+
+
+def apply_parked_events(sweep: Sweep) -> None:
+    """Provider events that came before the message's own result, or about messages nobody knows."""
+    sweep.pages(WebhookInbox.objects.parked(), lambda keys: incoming.apply_events(keys, now=sweep.now))

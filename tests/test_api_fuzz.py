@@ -3,7 +3,8 @@
 import pytest
 import schemathesis
 from django.contrib.auth import get_user_model
-from django.db import transaction
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from knox.models import AuthToken
@@ -15,7 +16,17 @@ EXAMPLES_PER_OPERATION = 10
 
 
 @pytest.fixture
-def token(db):
+def keeps_its_connection():
+    """Between requests Django closes a connection that is inside a transaction, which here is the test's own."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+@pytest.fixture
+def token(db, keeps_its_connection):
     user = get_user_model().objects.create_superuser("fuzz", password=None)
     return AuthToken.objects.create(user)[1]
 

@@ -1,5 +1,6 @@
 """The house's own rules: what a reader may rely on without looking."""
 
+import ast
 import re
 from importlib import import_module
 from io import StringIO
@@ -11,6 +12,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core.management import call_command
 from django.utils.module_loading import import_string
+from django.utils.translation.template import templatize
 
 from config.apps import GROUPS
 
@@ -77,3 +79,30 @@ def test_the_korean_catalogue_is_complete_and_compiled(path: Path):
     assert {e.msgid: e.msgstr for e in source if not e.obsolete and not e.msgid_plural} == {
         key: value for key, value in compiled.items() if key in {e.msgid for e in source if not e.msgid_plural}
     }
+
+
+MARKS = {"_", "_now", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy", "pgettext", "pgettext_lazy"}
+
+
+def marked_in_code(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MARKS and node.args:
+            first = node.args[1] if node.func.id.startswith("pgettext") else node.args[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value
+
+
+def marked_in_template(path: Path):
+    for literal in re.findall(
+        r"""\bn?gettext\((u?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))""", templatize(path.read_text())
+    ):
+        yield ast.literal_eval(literal)
+
+
+@pytest.mark.parametrize("app", ["config", "locks", "messaging", "campaigns", "reminders", "devices", "templates"])
+def test_every_marked_string_has_its_korean(app):
+    known = {entry.msgid for path in catalogues() for entry in polib.pofile(str(path)) if entry.translated()}
+    code = [path for path in (ROOT / app).rglob("*.py") if "migrations" not in path.parts]
+    marked = {text for path in code for text in marked_in_code(path)}
+    marked |= {text for path in (ROOT / app).rglob("*.html") for text in marked_in_template(path)}
+    assert sorted(marked - known) == []

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from django import forms
@@ -10,14 +9,16 @@ from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models, transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils.text import slugify
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from config.console.audit import record_human_actions
+from config.errors import DomainError
 
 SHOWN = 20
 BATCH = 500
@@ -50,7 +51,8 @@ def confirmed_action(
 
     `preview(rows)` says a line per row of the (at most 20) rows shown. `permissions` are full names ("app.codename").
     The keys are frozen when the page is shown: what was confirmed is what is touched, however the filter's result
-    moves meanwhile. Each batch and its audit rows are one transaction, so `run` must not call the network.
+    moves meanwhile. Each batch and its audit rows are one transaction, so `run` must not call the network. More rows
+    than one batch are worked off in the background, on a page that shows the progress.
     """
 
     def action(model_admin: Any, request: HttpRequest, queryset: models.QuerySet[Any]) -> HttpResponse | None:
@@ -66,7 +68,16 @@ def confirmed_action(
         if not confirmed or (form is not None and not form.is_valid()):
             return _ask(model_admin, request, keys, form)
         reason = form.cleaned_data["reason"] if form else ""
-        _tell(request, description, _execute(model_admin, request, keys, reason))
+        # The keys came back from the browser: only rows this person may see are touched.
+        allowed = [key for page in _batches(keys) for key in _visible(model_admin, request, page)]
+        if len(allowed) > BATCH:
+            return _hand_over(request, model_admin, allowed, reason)
+        try:
+            done = _execute(model_admin, request, allowed, reason)
+        except DomainError as error:
+            messages.error(request, f"{description}: {error.detail}")
+            return None
+        _tell(request, description, done + Counter(gone=len(keys) - len(allowed)))
         return None
 
     def _ask(model_admin: Any, request: HttpRequest, keys: list[Any], form: forms.Form | None) -> HttpResponse:
@@ -89,22 +100,31 @@ def confirmed_action(
         }
         return TemplateResponse(request, "admin/console/confirm.html", context)
 
+    @transaction.atomic
     def _execute(model_admin: Any, request: HttpRequest, keys: list[Any], reason: str) -> Counter[str]:
-        done: Counter[str] = Counter()
-        rest = iter(keys)
-        while page := list(islice(rest, BATCH)):
-            # The keys came back from the browser: only rows this person may see are touched.
-            allowed = list(model_admin.get_queryset(request).filter(pk__in=page).values_list("pk", flat=True))
-            with transaction.atomic():
-                done.update(run(allowed, request.user, reason))
-                record_human_actions(request.user, model_admin.model, allowed, str(description), reason)
-            done["gone"] += len(page) - len(allowed)
-        return +done
+        done = Counter(run(keys, request.user, reason))
+        record_human_actions(request.user, model_admin.model, keys, str(description), reason)
+        return done
+
+    def _hand_over(request: HttpRequest, model_admin: Any, keys: list[Any], reason: str) -> HttpResponse:
+        from config.console import bulk
+
+        started = bulk.start(request, action, model_admin.model, str(description), keys, reason)
+        return HttpResponseRedirect(reverse("admin:config_bulkaction_change", args=[started.pk]))
 
     action.__name__ = name or slugify(f"{run.__module__}.{run.__qualname__}".replace(".", "_")).replace("-", "_")
     action.short_description = description  # type: ignore[attr-defined]
     action.needs = tuple(permissions)  # type: ignore[attr-defined]
+    action.run = run  # type: ignore[attr-defined]
     return action
+
+
+def _batches(keys: list[Any]) -> Iterable[list[Any]]:
+    return (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))
+
+
+def _visible(model_admin: Any, request: HttpRequest, keys: list[Any]) -> Iterable[Any]:
+    return model_admin.get_queryset(request).filter(pk__in=keys).order_by("pk").values_list("pk", flat=True)
 
 
 def _selected_keys(queryset: models.QuerySet[Any]) -> list[Any]:

@@ -3,9 +3,10 @@
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
-from django.db import models
+from django.db import models, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -14,24 +15,32 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from config import integrity
+from config.console import audit
 from config.console.audit import record_human_action
+from config.console.charts import sparkline
 from config.console.panels import counts_text
 
 SHOWN = 20
+HEALS = 10
 TONES = {"error": "danger", "warning": "warning", "info": "info"}
 HEAL = "config.heal_integrity"
 
 
 def integrity_view(request: HttpRequest) -> HttpResponse:
     _require(request, "config.view_integrity")
-    found = [_finding(invariant) for invariant in integrity.invariants().values()]
+    now = timezone.now()
+    courses = integrity.trends(now)
+    found = [
+        _finding(invariant, course=courses.get(invariant.name, [])) for invariant in integrity.invariants().values()
+    ]
     context = {
         "title": _("Integrity"),
         "findings": sorted(
             found, key=lambda finding: (not finding["reading"].count, list(TONES.values()).index(finding["tone"]))
         ),
         "broken": sum(bool(finding["reading"].count) for finding in found),
-        "measured_at": timezone.now(),
+        "measured_at": now,
+        "heals": _heals(),
         "may_heal": request.user.has_perm(HEAL),  # type: ignore[union-attr]
     }
     return _page(request, "admin/console/integrity.html", context)
@@ -49,16 +58,27 @@ def heal_view(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def _heal(request: HttpRequest, invariant: Any) -> HttpResponse:
-    done = integrity.heal(invariant.name)
-    cache.delete("console.integrity")
     model = invariant.violations(timezone.now()).model
-    record_human_action(request.user, model, f"heal {invariant.name}", details=dict(done))
+    with transaction.atomic():
+        done = integrity.heal(invariant.name)
+        record_human_action(request.user, model, f"heal {invariant.name}", details=dict(done))
+    cache.delete("console.integrity")
     text = _("%(name)s: %(counts)s") % {"name": invariant.name, "counts": counts_text(done)}
     messages.success(request, text)
     return redirect("admin:integrity")
 
 
-def _finding(invariant: Any, shown: int = 0) -> dict[str, Any]:
+def _heals() -> list[dict[str, Any]]:
+    """The latest heals, newest first."""
+    entries = LogEntry.objects.filter(change_message__startswith='{"action": "heal ').select_related("user")
+    return [
+        {"at": entry.action_time, "who": entry.user.get_username(), "what": what, "why": why}
+        for entry in entries.order_by("-action_time")[:HEALS]
+        for what, why in [audit.read(entry)]
+    ]
+
+
+def _finding(invariant: Any, shown: int = 0, course: list[int] | None = None) -> dict[str, Any]:
     reading = integrity.measure(invariant)
     rows = invariant.violations(timezone.now())
     keys = rows.order_by("pk").values_list("pk", flat=True)[:shown] if shown else reading.samples
@@ -66,6 +86,7 @@ def _finding(invariant: Any, shown: int = 0) -> dict[str, Any]:
         "invariant": invariant,
         "reading": reading,
         "tone": TONES[invariant.severity],
+        "trend": sparkline(course or [], TONES[invariant.severity] if reading.count else "success", _("Last 24 hours")),
         "table": rows.model._meta.verbose_name_plural,
         "samples": [{"key": key, "link": object_link(rows.model, key)} for key in keys],
         "more": max(0, reading.count - shown) if shown else 0,

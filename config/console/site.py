@@ -20,11 +20,12 @@ OVERVIEW, ACCESS = ("config", "django_q"), ("auth", "knox", "axes")
 
 def urls() -> list[URLPattern]:
     """Handed to unfold's site as `extra_urls`."""
-    from config.console import panels, reports
+    from config.console import bulk, panels, reports
 
     site = admin.site
     return [
         path("panels/", site.admin_view(panels.panels_view), name="panels"),
+        path("bulk/<uuid:pk>/", site.admin_view(bulk.progress_view), name="bulk_progress"),
         path("integrity/", site.admin_view(reports.integrity_view), name="integrity"),
         path("integrity/<str:name>/heal/", site.admin_view(reports.heal_view), name="integrity_heal"),
     ]

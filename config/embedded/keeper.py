@@ -56,7 +56,12 @@ class Refusal(Exception):
 
 def open_lock(path: Path) -> int:
     """Open a lock file only its directory's owner can open: a stranger's shared lock would keep the server for ever."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return open_private(path, os.O_RDWR)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open or create for the directory's owner alone, also when root does it: the owner may come next."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.fchown(fd, owner.st_uid, owner.st_gid)
@@ -310,10 +315,13 @@ class Server:
 
     def launch(self) -> int:
         """Access is by file system: no network, a socket in a directory only the server's user and root can enter."""
+        directory = self.socket_directory()
+        # A killed postmaster's, whose pid still counts for PostgreSQL until somebody collects the zombie.
+        (directory / f"{SOCKET}.lock").unlink(missing_ok=True)
         options = {
             "listen_addresses": "",
             "port": "5432",
-            "unix_socket_directories": str(self.socket_directory()),
+            "unix_socket_directories": str(directory),
             "unix_socket_permissions": "0700",
             "lc_messages": "C",  # base.py reads two of the messages
             "logging_collector": "off",
@@ -386,7 +394,7 @@ def detach(log: Path) -> None:
     os.umask(0o077)
     if log.exists() and log.stat().st_size > LOG_LIMIT:
         log.replace(log.with_suffix(".log.1"))
-    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), 2)
+    os.dup2(open_private(log, os.O_WRONLY | os.O_APPEND), 2)
 
 
 def tell(verdict: str) -> None:

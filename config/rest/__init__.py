@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from config.rest.access import SEE_ALL_TENANTS, ModelPermissions, TenantQuerysetMixin, UUIDLookup
-from config.rest.bodies import JSONObject, StrictJSONParser, StrictModelSerializer, StrictSerializer
+from config.rest.bodies import BoundedJSON, JSONObject, StrictJSONParser, StrictModelSerializer, StrictSerializer
 from config.rest.idempotency import IdempotentMixin, idempotent
 from config.rest.lists import CursorPages, StrictFilterBackend
 from config.rest.throttle import ClientThrottle
@@ -19,6 +19,7 @@ LATE = {"exception_handler": "handler", "Schema": "schema", "transition_response
 
 __all__ = [
     "SEE_ALL_TENANTS",
+    "BoundedJSON",
     "ClientThrottle",
     "CursorPages",
     "IdempotentMixin",

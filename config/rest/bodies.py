@@ -130,10 +130,11 @@ class StrictModelSerializer(KnownFieldsOnly, serializers.ModelSerializer[Any]):
     pass
 
 
-@extend_schema_field({"type": "object", "additionalProperties": {}})
-class JSONObject(serializers.JSONField):
+@extend_schema_field({})
+class BoundedJSON(serializers.JSONField):
+    """Any JSON value that PostgreSQL can store, up to a size."""
+
     default_error_messages = {
-        "not_an_object": "Expected an object.",
         "too_large": "At most {max_bytes} bytes of JSON are allowed.",
         "unstorable": "NUL characters and lone surrogates cannot be stored.",
     }
@@ -142,9 +143,7 @@ class JSONObject(serializers.JSONField):
         super().__init__(**kwargs)
         self.max_bytes = max_bytes
 
-    def to_internal_value(self, data: Any) -> dict[str, Any]:
-        if not isinstance(data, dict):
-            self.fail("not_an_object")
+    def to_internal_value(self, data: Any) -> Any:
         if unstorable(data):
             self.fail("unstorable")
         try:
@@ -154,3 +153,14 @@ class JSONObject(serializers.JSONField):
         if len(text.encode()) > self.max_bytes:
             self.fail("too_large", max_bytes=self.max_bytes)
         return data
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {}})
+class JSONObject(BoundedJSON):
+    default_error_messages = {"not_an_object": "Expected an object."}
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            self.fail("not_an_object")
+        value: dict[str, Any] = super().to_internal_value(data)
+        return value

@@ -49,8 +49,8 @@ class IdempotentMixin:
 
 def answer_once(request: Request, run: Callable[[], Response]) -> Response:
     key = request.headers.get("Idempotency-Key")
-    if key is not None and not VISIBLE_ASCII.fullmatch(key):
-        raise Invalid("Expected 1 to 255 visible ASCII characters.", attr="Idempotency-Key")
+    if key is not None:
+        check_key(key)
     if key is None or not request.user.is_authenticated:
         with transaction.atomic():
             return successful(run())
@@ -64,6 +64,13 @@ def answer_once(request: Request, run: Callable[[], Response]) -> Response:
         if first is not None:
             return replay(first, mark)
         # Purged between the two statements: the key is free again.
+
+
+def check_key(key: str, attr: str = "Idempotency-Key") -> None:
+    if not VISIBLE_ASCII.fullmatch(key):
+        raise Invalid("Expected 1 to 255 visible ASCII characters.", attr=attr)
+    if key.startswith(settings.RESERVED_KEYS):
+        raise Invalid("Keys that begin like this are made by the system itself.", attr=attr)
 
 
 def claim_key(user_id: Any, scope: str, key: str, mark: str) -> int | None:

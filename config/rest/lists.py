@@ -5,7 +5,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db.models import Field, Model, Q, QuerySet
+from django.db.models import F, Field, Model, Q, QuerySet
 from django_filters.rest_framework import DjangoFilterBackend
 from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.pagination import CursorPagination
@@ -16,7 +16,8 @@ class CursorPages(CursorPagination):
     """Keyset pages over one column and the primary key.
 
     Not DRF's own walk: that remembers the column alone and counts ties, at most 1000, then repeats itself. A view's
-    `ordering_fields` are names of columns of its model; NULLs come last ascending and first descending.
+    `ordering_fields` are names of columns of its model; NULLs come last ascending and first descending, with
+    `nulls_first` the other way round.
     """
 
     page_size = 50
@@ -24,6 +25,7 @@ class CursorPages(CursorPagination):
     max_page_size = 500
     ordering = "-id"
     ordering_query_param = "ordering"
+    nulls_first = False
 
     def paginate_queryset(self, queryset: Any, request: Any, view: Any = None) -> list[Any]:
         size = self.get_page_size(request)
@@ -34,9 +36,12 @@ class CursorPages(CursorPagination):
         descending = self.order.startswith("-") != back
         name = self.order.lstrip("-")
         if position:
-            queryset = queryset.filter(beyond(queryset.model, name, descending, *position[1:]))
+            queryset = queryset.filter(beyond(queryset.model, name, descending, *position[1:], self.nulls_first))
         sign = "-" if descending else ""
-        rows = list(queryset.order_by(sign + name, sign + "pk")[: size + 1])
+        first: Any = sign + name
+        if self.nulls_first:
+            first = F(name).desc(nulls_last=True) if descending else F(name).asc(nulls_first=True)
+        rows = list(queryset.order_by(first, sign + "pk")[: size + 1])
         more = len(rows) > size
         self.page = rows[:size][::-1] if back else rows[:size]
         self.has_next = back or more
@@ -108,19 +113,20 @@ def column(model: type[Model], name: str) -> "Field[Any, Any]":
     return field
 
 
-def beyond(model: type[Model], name: str, descending: bool, value: Any, pk: Any) -> Q:
-    """The rows after (value, pk) in an order where PostgreSQL puts NULL above everything."""
+def beyond(model: type[Model], name: str, descending: bool, value: Any, pk: Any, nulls_first: bool = False) -> Q:
+    """The rows after (value, pk) in an order where NULL stands above everything, or with `nulls_first` below."""
     compare = "lt" if descending else "gt"
     tied = Q(**{f"pk__{compare}": pk})
     field = column(model, name)
     if field.primary_key:
         return tied
+    nulls_follow = descending == nulls_first
     if value is None:
-        rest = Q(**{f"{name}__isnull": False}) if descending else Q()
+        rest = Q() if nulls_follow else Q(**{f"{name}__isnull": False})
         return Q(**{f"{name}__isnull": True}) & tied | rest
     # The plain bound beside the OR is what lets PostgreSQL enter the index at the right place.
     after = Q(**{f"{name}__{compare}e": value}) & (Q(**{f"{name}__{compare}": value}) | tied)
-    return after | Q(**{f"{name}__isnull": True}) if field.null and not descending else after
+    return after | Q(**{f"{name}__isnull": True}) if field.null and nulls_follow else after
 
 
 class StrictFilterBackend(DjangoFilterBackend):

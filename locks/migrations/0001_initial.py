@@ -196,7 +196,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='branchlock',
-            index=models.Index(fields=['branch', '-id'], name='branch_locks_of_branch'),
+            index=models.Index(fields=['branch', '-fence'], name='branch_locks_of_branch'),
         ),
         migrations.AddConstraint(
             model_name='branchlock',
@@ -237,6 +237,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='lockevent',
             index=models.Index(fields=['lock', 'id'], name='branch_lock_events_of_lock'),
+        ),
+        migrations.AddIndex(
+            model_name='lockevent',
+            index=models.Index(condition=models.Q(('kind', 'CONFLICT')), fields=['created_at'], name='branch_lock_events_conflicts'),
         ),
         migrations.AddIndex(
             model_name='lockevent',

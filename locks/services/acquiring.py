@@ -1,5 +1,6 @@
 """One try to get a lock. A refusal is a value, not an exception, until what it leaves behind is committed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,14 +68,18 @@ def refuse_other_body(fingerprint: str | None, request: LockRequest) -> None:
         raise Conflict("This key was used with another body.", code="idempotency_conflict", attr="Idempotency-Key")
 
 
-def in_the_way(branch: Branch, *requests: LockRequest) -> list[BranchLock]:
-    """Locks that block the requests; the expired among them are ended first, which may grant waiters theirs."""
-    found = obstacles(branch, requests)
+def in_the_way(branch: Branch, request: LockRequest) -> list[BranchLock]:
+    """Locks that block the request; the expired among them are ended first, which may grant waiters theirs."""
+    return without_expired(branch, lambda: obstacles(branch, request))
+
+
+def without_expired(branch: Branch, find: Callable[[], list[BranchLock]]) -> list[BranchLock]:
+    found = find()
     expired = [lock.pk for lock in found if lock.reapable]
     if not expired:
         return found
     expire_locks([branch], expired, how="takeover")
-    return obstacles(branch, requests)
+    return find()
 
 
 def waited_for(waiter: LockWaiter | None) -> list[BranchLock]:

@@ -36,6 +36,10 @@ def take_branch(name: str, *, shared: bool = False) -> Branch:
     return found[0]
 
 
+def take_branch_of(lock_id: Any) -> list[Branch]:
+    return _take("b.id = (SELECT branch_id FROM branch_locks WHERE id = %s)", [lock_id], "NO KEY UPDATE OF b")
+
+
 def take_branches(ids: Iterable[int], *, skip_busy: bool = False) -> list[Branch]:
     """Always in the order of their ids, so two that need several cannot wait for each other."""
     how = "NO KEY UPDATE OF b" + (" SKIP LOCKED" if skip_busy else "")

@@ -3,7 +3,10 @@
 import json
 from collections.abc import Collection
 from typing import Any
+from uuid import UUID
 
+from config import decisions
+from config.models import Decision
 from locks.models import Branch, BranchLock, LockType, LockWaiter
 from locks.services.branches import move
 
@@ -32,14 +35,33 @@ RELEASE = END.format(at="NULL", still="true", kind="'RELEASED'")
 FORCE = END.format(at="NULL", still="true", kind="'FORCE_RELEASED'")
 
 
-def expire_rows(branches: Collection[Branch], ids: Collection[Any], how: str) -> list[BranchLock]:
+def expire_rows(
+    branches: Collection[Branch], ids: Collection[Any], how: str, run_id: UUID | None = None
+) -> list[BranchLock]:
     """Write down the expiry of those that are expired indeed. The caller holds the branches' rows."""
     said = json.dumps({"by": how})
     ended = _end(EXPIRE, BranchLock.State.EXPIRED, branches, ids, SYSTEM, "", said)
     if ended:
         LockWaiter.objects.granted().filter(lock__in=[lock.pk for lock in ended]).update(state=LockWaiter.State.GONE)
+        decisions.record(_decision(lock, how, run_id) for lock in ended)
     reactivate(branches, ended, SYSTEM, "the indexing lock expired")
     return ended
+
+
+def _decision(lock: BranchLock, how: str, run_id: UUID | None) -> Decision:
+    return decisions.decide(
+        "expire_lock",
+        lock,
+        before={"state": BranchLock.State.ACTIVE},
+        after={"state": BranchLock.State.EXPIRED},
+        inputs={
+            "by": how,
+            "expires_at": lock.expires_at.isoformat(),
+            "last_heartbeat": lock.last_heartbeat.isoformat() if lock.last_heartbeat else None,
+            "heartbeat_interval": lock.heartbeat_interval,
+        },
+        run_id=run_id,
+    )
 
 
 def end_rows(

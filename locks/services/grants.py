@@ -3,14 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from typing import Any
 
 from django.db.models import Q
 from uuid_utils.compat import uuid7
 
-from locks.models import CLAIM_SECONDS, Branch, BranchLock, LockType, Scope, overlapping
+from locks.models import CLAIM_SECONDS, Branch, BranchLock, Compiled, LockType, Scope, Slot
 from locks.services.branches import mark_indexing, move
 
 HOUR = 3600
@@ -75,14 +73,35 @@ def share(one: Any, other: Any) -> bool:
     return one.resource_type == other.resource_type and bool(same_id)
 
 
-def obstacles(branch: Branch, requests: Sequence[LockRequest]) -> list[BranchLock]:
-    """Every lock of the branch that shares something with one of the requests: held ones, else those that delay."""
-    # A whole branch overlaps everything, as an empty Q; but an empty Q vanishes from an OR.
-    parts = [overlapping(*request.scope) for request in requests]
-    wanted = reduce(or_, parts) if all(parts) else Q()
-    held = list(BranchLock.objects.active().on(branch.pk).filter(wanted).clocked())
-    late = BranchLock.objects.delaying(requests[0].client).on(branch.pk).filter(wanted)
-    return [*held, *late]
+def _obstacles_of(scope: str) -> tuple[Compiled, Compiled]:
+    asked = (scope, Slot("resource_type"), Slot("resource_id"))
+    locks = BranchLock.objects
+    return (
+        Compiled(lambda: locks.active().on(Slot("branch")).sharing(*asked).clocked()),  # type: ignore[arg-type]
+        Compiled(lambda: locks.delaying(Slot("client")).on(Slot("branch")).sharing(*asked)),  # type: ignore[arg-type]
+    )
+
+
+OBSTACLES = {scope: _obstacles_of(scope) for scope in Scope.values}
+
+
+def obstacles(branch: Branch, request: LockRequest) -> list[BranchLock]:
+    """Every lock of the branch that shares something with the request: held ones, and those that still delay."""
+    asked = {
+        "branch": branch.pk,
+        "client": request.client,
+        "resource_type": request.resource_type,
+        "resource_id": request.resource_id,
+    }
+    held, late = OBSTACLES[request.lock_scope]
+    return [*held(**asked), *late(**asked)]
+
+
+def obstacles_to_types(branch: Branch, client: str, types: Sequence[str]) -> list[BranchLock]:
+    """The same for locks on several types, in as many statements as for one."""
+    shared = Q(resource_type__isnull=True) | Q(resource_type__in=types)
+    held = BranchLock.objects.active().on(branch.pk).filter(shared).clocked()
+    return [*held, *BranchLock.objects.delaying(client).on(branch.pk).filter(shared)]
 
 
 ROW = """(%s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), statement_timestamp() + make_interval(secs => %s), %s,

@@ -8,12 +8,11 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
-from config import decisions
 from config.errors import Forbidden, Invalid, Missing
-from locks.models import Branch, BranchLock, LockEvent, LockWaiter
-from locks.services.branches import PATIENCE, move, take_branch, take_branches
+from locks.models import Branch, BranchLock, Compiled, LockEvent, LockWaiter, Slot
+from locks.services.branches import PATIENCE, move, take_branch, take_branch_of, take_branches
 from locks.services.endings import SILENT
-from locks.services.queue import end_locks, expire_locks, serve
+from locks.services.queue import end_locks, expire_locks, serve_lines
 from locks.services.refusals import LockGone, StaleFence
 
 HOLDERS_TOTAL = timedelta(hours=24)
@@ -21,12 +20,15 @@ ADMINS_TOTAL = timedelta(days=30)
 KEPT_HEARTBEATS = 100
 
 
+HELD = Compiled(lambda: BranchLock.objects.clocked().filter(pk=Slot("id")))
+
+
 def held(lock_id: Any) -> BranchLock:
     """A lock, ended or not, with its clocks read."""
-    lock = BranchLock.objects.clocked().select_related("branch").filter(pk=lock_id).first()
-    if lock is None:
+    found: list[BranchLock] = HELD(id=lock_id)
+    if not found:
         raise Missing("There is no such lock.")
-    return lock
+    return found[0]
 
 
 def authorize(lock: BranchLock, fence: int, actor: str, admin: bool, *, expired_too: bool = False) -> None:
@@ -137,7 +139,7 @@ def extend_lock(lock_id: Any, fence: int, hours: float, reason: str, actor: str,
 
 @transaction.atomic
 def release_lock(lock_id: Any, fence: int, actor: str, *, admin: bool = False, reason: str = "") -> None:
-    branches = take_branches([held(lock_id).branch_id])
+    branches = take_branch_of(lock_id)
     authorize(held(lock_id), fence, actor, admin, expired_too=True)
     end_locks(branches, [lock_id], actor, reason, forced=False)
 
@@ -170,21 +172,11 @@ def set_branch_state(name: str, state: str, actor: str, reason: str) -> Branch:
     return branch
 
 
+@transaction.atomic
 def reap(ids: Collection[Any], run_id: UUID | None = None) -> dict[str, int]:
     """One page of a sweep. A busy branch is left for whoever holds it or for the next tick."""
     branches = take_branches(BranchLock.objects.filter(pk__in=ids).values_list("branch_id", flat=True), skip_busy=True)
-    ended = expire_locks(branches, ids, how="sweep") if branches else []
-    decisions.record(
-        decisions.decide(
-            "a lock out of time blocks nobody",
-            lock,
-            before={"state": "active"},
-            after={"state": "expired"},
-            inputs={"expires_at": lock.expires_at.isoformat(), "heartbeat_interval": lock.heartbeat_interval},
-            run_id=run_id,
-        )
-        for lock in ended
-    )
+    ended = expire_locks(branches, ids, how="sweep", run_id=run_id) if branches else []
     return {"expired": len(ended)} if ended else {}
 
 
@@ -197,11 +189,12 @@ def postpone_silence(ids: Collection[Any]) -> None:
         )
 
 
+@transaction.atomic
 def drop_overdue_waiters(ids: Collection[int]) -> int:
     """Waiters whose process died; the line behind them moves up."""
     overdue = LockWaiter.objects.overdue().filter(pk__in=ids)
     branches = take_branches(overdue.values_list("branch_id", flat=True), skip_busy=True)
-    dropped = overdue.filter(branch__in=branches).update(state=LockWaiter.State.GONE)
-    for branch in branches:
-        serve(branch)
-    return dropped
+    dropped = list(overdue.filter(branch__in=branches))
+    LockWaiter.objects.filter(pk__in=[waiter.pk for waiter in dropped]).update(state=LockWaiter.State.GONE)
+    serve_lines(branches, dropped)
+    return len(dropped)

@@ -7,10 +7,10 @@ from django.db import transaction
 
 from config.errors import Conflict, Missing
 from locks.models import Branch, BranchLock, LockEvent, LockType, LockWaiter, Scope
-from locks.services.acquiring import in_the_way, note_conflicts, refuse, waited_for
+from locks.services.acquiring import note_conflicts, refuse, waited_for, without_expired
 from locks.services.branches import mark_indexing, move, take_branch, take_branches
 from locks.services.endings import end_rows
-from locks.services.grants import LockRequest, admits, grant, share
+from locks.services.grants import LockRequest, admits, grant, obstacles, obstacles_to_types, share
 from locks.services.holding import refuse_stranger
 from locks.services.queue import serve_lines
 from locks.services.refusals import LockConflict, LockGone, StaleFence, conflict, conflict_json, widest, wrong_state
@@ -72,7 +72,11 @@ def sort_out(
     branch: Branch, requests: list[LockRequest]
 ) -> tuple[list[LockRequest], list[tuple[LockRequest, list[BranchLock]]]]:
     """Those nobody stands in the way of, and the others with who does."""
-    blockers = in_the_way(branch, *requests)
+    types = [request.resource_type for request in requests if request.resource_type]
+    blockers = without_expired(
+        branch,
+        lambda: obstacles_to_types(branch, requests[0].client, types) if types else obstacles(branch, requests[0]),
+    )
     line = list(LockWaiter.objects.queued().filter(branch=branch).order_by("id"))
     free, taken = [], []
     for request in requests:
@@ -120,7 +124,7 @@ def complete_indexing(
     if full and branch.state == Branch.State.LOCKED_FOR_WRITE:
         move(branch, Branch.State.READY, client, reason)
     state = branch.state
-    serve_lines([branch])
+    serve_lines([branch], locks)
     return {
         "completion_type": "partial" if remaining else "complete",
         "remaining": remaining,

@@ -3,11 +3,12 @@
 from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 from django.db import connection
 from django.db.models.functions import Now
 
-from locks.models import Branch, BranchLock, LockEvent, LockWaiter, overlapping, seconds
+from locks.models import Branch, BranchLock, Compiled, LockEvent, LockWaiter, Scope, Slot, overlapping, seconds
 from locks.services.branches import take_branches
 from locks.services.endings import end_rows, expire_rows, reactivate
 from locks.services.grants import LockRequest, admits, grant, obstacles, share
@@ -34,15 +35,26 @@ def enqueue(branch: Branch, request: LockRequest, wait_seconds: float) -> LockWa
     return waiter
 
 
+def _line_of(scope: str) -> Compiled:
+    asked = overlapping(scope, Slot("resource_type"), Slot("resource_id"))  # type: ignore[arg-type]
+    return Compiled(lambda: LockWaiter.objects.queued().filter(asked, branch=Slot("branch")).order_by("id")[:1])
+
+
+LINE = {scope: _line_of(scope) for scope in Scope.values}
+
+
 def in_line(branch: Branch, request: LockRequest) -> LockWaiter | None:
     """The first of those who wait for something the request shares."""
-    rows = LockWaiter.objects.queued().filter(overlapping(*request.scope), branch=branch)
-    return rows.order_by("id").first()
+    _scope, resource_type, resource_id = request.scope
+    found = LINE[request.lock_scope](branch=branch.pk, resource_type=resource_type, resource_id=resource_id)
+    return found[0] if found else None
 
 
-def expire_locks(branches: Collection[Branch], ids: Collection[Any], *, how: str) -> list[BranchLock]:
-    ended = expire_rows(branches, ids, how)
-    serve_lines(branches)
+def expire_locks(
+    branches: Collection[Branch], ids: Collection[Any], *, how: str, run_id: UUID | None = None
+) -> list[BranchLock]:
+    ended = expire_rows(branches, ids, how, run_id)
+    serve_lines(branches, ended)
     return ended
 
 
@@ -51,33 +63,35 @@ def end_locks(
 ) -> list[BranchLock]:
     ended = end_rows(branches, ids, actor, reason, forced=forced)
     reactivate(branches, ended, actor, reason)
-    serve_lines(branches)
+    serve_lines(branches, ended)
     return ended
 
 
-def serve_lines(branches: Collection[Branch]) -> None:
-    keys = [branch.pk for branch in branches]
-    waited_for = set(LockWaiter.objects.queued().filter(branch__in=keys).values_list("branch_id", flat=True))
+QUEUED = Compiled(lambda: LockWaiter.objects.queued().filter(branch=Slot("branch")).order_by("id"))
+
+
+def serve_lines(branches: Collection[Branch], freed: Collection[Any]) -> None:
+    """`freed` are the locks that ended or the waiters that left: only who shares with one of them can be served now."""
     for branch in branches:
-        if branch.pk in waited_for:
-            serve(branch)
+        if waiters := QUEUED(branch=branch.pk):
+            serve(branch, waiters, [thing for thing in freed if thing.branch_id == branch.pk])
 
 
-def serve(branch: Branch) -> None:
+def serve(branch: Branch, waiters: list[LockWaiter], freed: list[Any]) -> None:
     """First come, first served among those that conflict: whoever is still in line bars the like behind them."""
-    waiters = list(LockWaiter.objects.queued().filter(branch=branch).order_by("id"))
-    expired = list(BranchLock.objects.reapable().on(branch.pk).values_list("pk", flat=True)) if waiters else []
+    expired = list(BranchLock.objects.reapable().on(branch.pk).values_list("pk", flat=True))
     if expired:
-        expire_rows([branch], expired, "takeover")
+        freed = [*freed, *expire_rows([branch], expired, "takeover")]
     passed: list[LockWaiter] = []
     for waiter in waiters:
         request = LockRequest(**waiter.terms)
         if not admits(branch, request.lock_scope):
             _answer(waiter, LockWaiter.State.TIMED_OUT)
             continue
-        free = not any(share(waiter, earlier) for earlier in passed) and not obstacles(branch, [request])
+        hopeful = any(share(waiter, thing) for thing in freed)
+        barred = any(share(waiter, earlier) for earlier in passed)
         passed.append(waiter)
-        if free:
+        if hopeful and not barred and not obstacles(branch, request):
             [lock] = grant(branch, [request], LockEvent.Kind.GRANTED, unclaimed=True)
             _answer(waiter, LockWaiter.State.GRANTED, lock=lock)
 
@@ -120,4 +134,4 @@ def abandon(waiter_id: int) -> None:
         LockWaiter.objects.filter(pk=waiter_id).update(state=LockWaiter.State.GONE)
         if waiter.lock_id:
             end_rows([branch], [waiter.lock_id], waiter.client, "its client hung up while waiting", forced=False)
-        serve_lines([branch])
+        serve_lines([branch], [waiter])

@@ -9,6 +9,7 @@ from locks.models import Branch, BranchLock, Scope
 
 WIDTH = {scope: place for place, scope in enumerate(Scope.values)}
 LONGEST_RETRY = 1800
+SOON = 300
 
 
 class LockConflict(Conflict):
@@ -94,25 +95,36 @@ def wrong_state(branch: Branch) -> LockConflict:
 
 def locked(branch: Branch, resource_type: str | None, blockers: list[BranchLock]) -> Locked:
     lock = widest(blockers)[0]
-    narrow = lock.lock_scope != Scope.BRANCH
-    what = " ".join(filter(None, [lock.resource_type, lock.resource_id])) or "The whole branch"
+    narrow, eta = lock.lock_scope != Scope.BRANCH, eta_seconds(lock)
     return Locked(
         "locked",
         {
             "error": "Locked",
-            "message": f"{what} on {branch.name} is locked by {lock.locked_by}: {lock.reason}",
+            "message": message(branch, lock, eta),
             "branch": branch.name,
             "resource_type": resource_type,
             "lock_scope": lock.lock_scope,
             "locked_by": lock.locked_by,
             "reason": lock.reason,
             "progress": lock.progress,
-            "eta_seconds": eta_seconds(lock),
+            "eta_seconds": eta,
             "retry_after": retry_after(lock),
             "other_resources_available": narrow,
-            "alternative_actions": alternatives(narrow),
+            "alternative_actions": alternatives(narrow, eta),
         },
     )
+
+
+def message(branch: Branch, lock: BranchLock, eta: int | None) -> str:
+    what = " ".join(filter(None, [lock.resource_type, lock.resource_id])) or "The whole branch"
+    told = [] if lock.progress is None else [f"{lock.progress:g}% done"]
+    told += [] if eta is None else [f"about {spoken(eta)} left"]
+    text = f"{what} on {branch.name} is locked by {lock.locked_by}: {lock.reason}"
+    return f"{text} ({', '.join(told)})" if told else text
+
+
+def spoken(seconds: int) -> str:
+    return f"{seconds // 60}m {seconds % 60}s"
 
 
 def closed(branch: Branch, resource_type: str | None) -> Locked:
@@ -136,8 +148,8 @@ def closed(branch: Branch, resource_type: str | None) -> Locked:
     )
 
 
-def alternatives(narrow: bool) -> list[str]:
-    actions = ["Save a draft and publish it later.", "Try again after retry_after seconds."]
-    if narrow:
-        actions.insert(0, "Work on other resources of the branch.")
-    return actions
+def alternatives(narrow: bool, eta: int | None) -> list[str]:
+    soon = eta is not None and eta < SOON
+    wait = f"Wait about {spoken(eta or 0)} and try again." if soon else "Come back after retry_after seconds."
+    others = ["Work on other resources of the branch."] if narrow else []
+    return [*others, wait, "Save a draft and publish it later.", "Write to another branch."]

@@ -24,16 +24,21 @@ log = structlog.get_logger("locks")
 POLL = 0.5  # the fallback when a NOTIFY is lost, and how an expiry without a sweep is noticed
 PATROL = 1.0  # how often a request looks whether its client and the listener are still there
 IDLE = 5.0
+DJANGOS = {"context", "cursor_factory", "pool"}  # of the connection parameters: not for a plain connection
 LOOKS = 4  # connections that all waiting requests of a process may use at a time
 
 # Of this process's waiters: those with an answer, and those whose way looks free. The request itself looks properly.
+# The ranges are those of branch_locks_exclusive, whose index finds the first obstacle among any number of locks.
 READY = f"""
     SELECT w.id FROM branch_lock_waiters AS w WHERE w.id = ANY(%s) AND (
         w.state <> 'waiting' OR w.deadline_at < statement_timestamp() OR NOT EXISTS (
             SELECT 1 FROM branch_locks AS l
-             WHERE l.branch_id = w.branch_id AND l.state = 'active'
-               AND (l.resource_type IS NULL OR w.resource_type IS NULL OR l.resource_type = w.resource_type
-                    AND (l.resource_id IS NULL OR w.resource_id IS NULL OR l.resource_id = w.resource_id))
+             WHERE int8range(l.branch_id, l.branch_id, '[]') && int8range(w.branch_id, w.branch_id, '[]')
+               AND lock_text_range(l.resource_type, l.resource_type, '[]')
+                   && lock_text_range(w.resource_type, w.resource_type, '[]')
+               AND lock_text_range(l.resource_id, l.resource_id, '[]')
+                   && lock_text_range(w.resource_id, w.resource_id, '[]')
+               AND l.state = 'active'
                AND NOT (auto_release_enabled AND (expires_at < statement_timestamp() OR {SILENT}))))
 """
 
@@ -69,8 +74,7 @@ class Room:
             if self.listener is None or not self.listener.is_alive() or self.pid != os.getpid():
                 self.pid = os.getpid()
                 params = connection.get_connection_params()
-                keys = ("dbname", "host", "port", "user", "password", "sslmode", "options")
-                place = {key: params[key] for key in keys if params.get(key)}
+                place = {key: value for key, value in params.items() if key not in DJANGOS}
                 self.listener = threading.Thread(target=self.listen, args=[place], daemon=True, name="lock-waiters")
                 self.listener.start()
             return time.monotonic() - self.heard_at < 2 * PATROL
@@ -161,7 +165,8 @@ def look(waiter_id: int, request: LockRequest, gone: bool) -> BranchLock | LockC
         abandon(waiter_id)
         return conflict([])
     [branch] = take_branches([LockWaiter.objects.values_list("branch_id", flat=True).get(pk=waiter_id)])
-    serve_lines([branch])
+    # What it wants may have become free by the mere passing of time.
+    serve_lines([branch], [LockWaiter.objects.get(pk=waiter_id)])
     waiter = LockWaiter.objects.get(pk=waiter_id)
     if waiter.state == LockWaiter.State.GRANTED and (lock := claim(waiter)):
         return lock
@@ -171,5 +176,5 @@ def look(waiter_id: int, request: LockRequest, gone: bool) -> BranchLock | LockC
         return refuse(branch, request, wrong_state(branch))
     if waiter.state == LockWaiter.State.WAITING:
         LockWaiter.objects.filter(pk=waiter_id).update(state=LockWaiter.State.TIMED_OUT)
-        serve_lines([branch])
+        serve_lines([branch], [waiter])
     return refuse(branch, request, conflict(in_the_way(branch, request) or waited_for(in_line(branch, request))))

@@ -9,9 +9,12 @@ from messaging.models.messages import (
     MessageAttempt,
     MessageEvent,
 )
+from messaging.models.rollups import MessageRollup, MessageRollupDelta
 from messaging.models.subscriptions import CHANNEL_OF, Channel, Subscription, SubscriptionEvent
 from messaging.models.suppressions import Suppression
 from messaging.models.templates import MessageTemplate, MessageTemplateVersion
+from messaging.models.tracking import MessageHit, TrackedLink
+from messaging.models.webhooks import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookInbox
 
 __all__ = [
     "CHANNEL_OF",
@@ -24,6 +27,9 @@ __all__ = [
     "Message",
     "MessageAttempt",
     "MessageEvent",
+    "MessageHit",
+    "MessageRollup",
+    "MessageRollupDelta",
     "MessageTemplate",
     "MessageTemplateVersion",
     "ProviderCircuit",
@@ -32,4 +38,9 @@ __all__ = [
     "Subscription",
     "SubscriptionEvent",
     "Suppression",
+    "TrackedLink",
+    "WebhookAttempt",
+    "WebhookDelivery",
+    "WebhookEndpoint",
+    "WebhookInbox",
 ]

@@ -15,6 +15,8 @@ from messaging.models.applications import Application
 from messaging.models.subscriptions import Channel, Subscription
 from messaging.models.templates import MessageTemplate
 from messaging.triggers import COUNT_RECEIPTS, MESSAGE_CREATED, MESSAGE_MOVED, VERSION_HISTORY
+from messaging.triggers.rollups import ROLLUP_TRIGGERS
+from messaging.triggers.webhooks import WEBHOOK_OUTBOX
 
 EMPTY: Any = Value({}, models.JSONField())
 DUE = Coalesce("next_attempt_at", "scheduled_at", "created_at")
@@ -193,7 +195,15 @@ class Message(models.Model):
         db_table = "messages"
         verbose_name = _("message")
         verbose_name_plural = _("messages")
-        triggers = [*state_triggers(), VERSION_HISTORY, MESSAGE_CREATED, MESSAGE_MOVED, COUNT_RECEIPTS]
+        triggers = [
+            *state_triggers(),
+            VERSION_HISTORY,
+            MESSAGE_CREATED,
+            MESSAGE_MOVED,
+            COUNT_RECEIPTS,
+            *ROLLUP_TRIGGERS,
+            WEBHOOK_OUTBOX,
+        ]
         constraints = [
             models.CheckConstraint(
                 name="messages_pending_is_untouched",

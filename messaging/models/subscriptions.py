@@ -135,6 +135,9 @@ class Subscription(models.Model):
         return self.status > 0
 
 
+TYPES = Subscription.Type.choices
+
+
 class SubscriptionEvent(models.Model):
     """What happened to a subscription; written by a trigger."""
 

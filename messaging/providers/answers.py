@@ -122,6 +122,13 @@ def unknown(code: str) -> Answer:
     return Answer("unknown", "", "", code, error_reason="outcome_unknown")
 
 
+def final(answer: Answer) -> Answer:
+    """Once a provider has taken a message and given up on it, there is nothing left to retry."""
+    if answer.outcome == "rejected":
+        return answer
+    return rejected("recipient" if answer.scope == "recipient" else "message", answer.code, "undelivered")
+
+
 def masked(raw: str, token: str) -> str:
     """Trimmed only after masking, so that no half of an address is left at the end."""
     for spelling in sorted(_spellings(token), key=len, reverse=True):

@@ -17,6 +17,7 @@ from messaging.providers.answers import (
     accepted,
     config,
     domestic,
+    final,
     network,
     outage,
     rejected,
@@ -61,7 +62,7 @@ class NHN(HttpProvider):
         if answer.code != REPEATED:
             return answer
         # An earlier attempt with this key was taken: what became of it is the answer, once it is listed.
-        first = await self._query(message.message_id, message.created_at)
+        first = await self._query(message.message_id, message.created_at, timezone.now())
         if first is None or first.code == "not_found":
             return answer
         return replace(first, raw=answer.raw, latency_ms=answer.latency_ms)
@@ -69,9 +70,9 @@ class NHN(HttpProvider):
     def query(
         self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
     ) -> Answer | None:
-        return run(self._query(message_id, started_at))
+        return run(self._query(message_id, started_at, started_at + timedelta(hours=1)))
 
-    async def _query(self, message_id: UUID, started_at: datetime) -> Answer | None:
+    async def _query(self, message_id: UUID, since: datetime, until: datetime) -> Answer | None:
         raise NotImplementedError
 
     def refusal(self, code: str) -> Answer:
@@ -80,11 +81,11 @@ class NHN(HttpProvider):
     def result(self, body: dict[str, Any]) -> tuple[str, str] | None:
         raise NotImplementedError
 
-    async def look_up(self, url: str, message_id: UUID, started_at: datetime) -> dict[str, Any] | None:
-        """The answer to a list of what was asked with our key around that time."""
+    async def look_up(self, url: str, message_id: UUID, since: datetime, until: datetime) -> dict[str, Any] | None:
+        """The answer to a list of what was asked with our key in that time."""
         params = {
-            "startRequestDate": local_time(started_at - timedelta(minutes=5)),
-            "endRequestDate": local_time(max(timezone.now(), started_at) + timedelta(minutes=5)),
+            "startRequestDate": local_time(since - timedelta(minutes=5)),
+            "endRequestDate": local_time(until + timedelta(minutes=5)),
             "recipientGroupingKey": str(message_id),
             "pageNum": "1",
             "pageSize": "10",
@@ -127,8 +128,8 @@ class NHNKakao(NHN):
             return unknown(code)
         return kakao_result(code)
 
-    async def _query(self, message_id: UUID, started_at: datetime) -> Answer | None:
-        body = await self.look_up(self.url, message_id, started_at)
+    async def _query(self, message_id: UUID, since: datetime, until: datetime) -> Answer | None:
+        body = await self.look_up(self.url, message_id, since, until)
         found = (body or {}).get("messageSearchResultResponse")
         return _judged(found, "messages", message_id, _kakao_item) if body else None
 
@@ -161,11 +162,11 @@ class NHNSms(NHN):
             return unknown(code)
         return rejected("message", code, "rejected")
 
-    async def _query(self, message_id: UUID, started_at: datetime) -> Answer | None:
+    async def _query(self, message_id: UUID, since: datetime, until: datetime) -> Answer | None:
         """A long one is listed apart from a short one, and which it was is not known here."""
         verdicts = []
         for kind in ("sms", "mms"):
-            body = await self.look_up(f"{self.url}/{kind}", message_id, started_at)
+            body = await self.look_up(f"{self.url}/{kind}", message_id, since, until)
             if body is None:
                 return None
             verdicts.append(_judged(body.get("body"), "data", message_id, _sms_item))
@@ -240,7 +241,7 @@ def _kakao_item(item: dict[str, Any]) -> Answer:
     own = provider_id(str(item.get("requestId", "")), item.get("recipientSeq"))
     code = str(item.get("resultCode") or "")
     if item.get("messageStatus") in ("FAILED", "CANCEL") or code in UNREACHABLE:
-        return kakao_result(code) if code not in ("", "1000") else rejected("message", "failed", "rejected")
+        return final(kakao_result(code)) if code not in ("", "1000") else rejected("message", "failed", "undelivered")
     return accepted(own, code or str(item.get("messageStatus") or ""))
 
 

@@ -52,7 +52,7 @@ def classify(code: int, text: bytes, stage: str) -> Answer:
 
 
 def _temporary(enhanced: str, shown: str) -> Answer:
-    if enhanced.startswith("4.7.") or enhanced == "4.5.3":
+    if enhanced.startswith("4.7."):
         return rate_limited(shown)
     return outage(shown, "recipient" if enhanced == "4.2.2" else "provider")
 

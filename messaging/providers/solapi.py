@@ -18,6 +18,7 @@ from messaging.providers.answers import (
     accepted,
     config,
     domestic,
+    final,
     network,
     outage,
     rejected,
@@ -90,7 +91,7 @@ class Solapi(HttpProvider):
         params = {
             "dateType": "CREATED",
             "startDate": (started_at - timedelta(minutes=2)).astimezone(UTC).isoformat(),
-            "endDate": min(timezone.now(), started_at + timedelta(minutes=30)).astimezone(UTC).isoformat(),
+            "endDate": (started_at + timedelta(minutes=30)).astimezone(UTC).isoformat(),
             "limit": "500",
         }
         for _page in range(PAGES):
@@ -104,7 +105,8 @@ class Solapi(HttpProvider):
             for item in items:
                 fields = item.get("customFields")
                 if isinstance(fields, dict) and fields.get("message_id") == str(message_id):
-                    return verdict(str(item.get("statusCode") or "2000"), str(item.get("messageId") or ""))
+                    found = verdict(str(item.get("statusCode") or "2000"), str(item.get("messageId") or ""))
+                    return found if found.outcome == "accepted" else final(found)
             if not (next_key := reply.body.get("nextKey")):
                 return network("not_found")
             params["startKey"] = str(next_key)

@@ -7,7 +7,17 @@ from uuid import UUID
 
 from django.conf import settings
 
-from messaging.providers.answers import Answer, Outgoing, accepted, config, network, outage, rate_limited, rejected
+from messaging.providers.answers import (
+    Answer,
+    Outgoing,
+    accepted,
+    config,
+    final,
+    network,
+    outage,
+    rate_limited,
+    rejected,
+)
 from messaging.providers.http import HttpProvider, NoReply, Reply, by_status, http_date, retry_after, run, timezone
 
 RECIPIENT = {
@@ -123,7 +133,7 @@ def _taken(item: dict[str, Any]) -> Answer | None:
         return None
     if status in ("failed", "undelivered", "canceled"):
         code = str(item.get("error_code") or status)
-        return verdict(code) or rejected("message", code, "undelivered")
+        return final(verdict(code) or rejected("message", code, "undelivered"))
     return accepted(sid, status)
 
 

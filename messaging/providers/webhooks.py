@@ -14,7 +14,7 @@ from uuid import UUID
 from django.conf import settings
 
 from messaging.providers import twilio
-from messaging.providers.answers import Answer, rejected
+from messaging.providers.answers import Answer, final, rejected
 from messaging.providers.korea import kakao_result, parse_local
 from messaging.providers.nhn import provider_id, sms_result
 from messaging.providers.solapi import verdict as solapi_verdict
@@ -131,7 +131,7 @@ def _twilio_events(headers: dict[str, str], body: bytes) -> Iterator[Event]:
         raise BadPayload("MessageSid and MessageStatus are missing")
     code = str(fields.get("ErrorCode") or "")
     if status in ("failed", "undelivered", "canceled"):
-        answer = twilio.verdict(code) or rejected("message", code or status, "undelivered")
+        answer = final(twilio.verdict(code) or rejected("message", code or status, "undelivered"))
         yield Event(f"{sid}:{status}", sid, None, "failed", code or status, answer=answer)
     else:
         kind: Kind = "delivered" if status in ("delivered", "read") else "other"
@@ -173,7 +173,7 @@ def _nhn_result(hook: dict[str, Any]) -> Event:
         kind=kind,
         code=code,
         occurred_at=at,
-        answer=answer if kind == "failed" else None,
+        answer=final(answer) if answer and kind == "failed" else None,
     )
 
 
@@ -223,7 +223,7 @@ def _solapi_result(item: dict[str, Any], data: dict[str, Any]) -> Event:
         kind=kind,
         code=code,
         occurred_at=parse_local(data.get("dateReceived") or data.get("dateReported")),
-        answer=answer if kind == "failed" else None,
+        answer=final(answer) if answer and kind == "failed" else None,
     )
 
 

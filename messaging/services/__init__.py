@@ -1,19 +1,63 @@
 from messaging.services.applications import join_application
+from messaging.services.composing import MessageRequest, create_messages
 from messaging.services.creating import Draft, Outcome, enqueue_messages
 from messaging.services.ending import cancel_messages
-from messaging.services.subscriptions import SubscriptionSpec, register_subscriptions, upsert_subscriptions
+from messaging.services.operating import cancel_message, raise_refusal, retry_message
+from messaging.services.receipts import record_conversion, record_receipt
+from messaging.services.recording import fail_accepted
+from messaging.services.resolving import resolve_message
+from messaging.services.subscriptions import (
+    SubscriptionSpec,
+    change_subscription,
+    disable_subscription,
+    enable_subscription,
+    register_subscriptions,
+    unsubscribe,
+    upsert_subscriptions,
+)
 from messaging.services.suppressions import add_suppression, lift_suppression, suppress
+from messaging.services.templates import (
+    Hold,
+    MissingVariables,
+    Rendered,
+    change_template,
+    create_template,
+    delete_template,
+    render,
+    render_texts,
+)
 
 __all__ = [
     "Draft",
+    "Hold",
+    "MessageRequest",
+    "MissingVariables",
     "Outcome",
+    "Rendered",
     "SubscriptionSpec",
     "add_suppression",
+    "cancel_message",
     "cancel_messages",
+    "change_subscription",
+    "change_template",
+    "create_messages",
+    "create_template",
+    "delete_template",
+    "disable_subscription",
+    "enable_subscription",
     "enqueue_messages",
+    "fail_accepted",
     "join_application",
     "lift_suppression",
+    "raise_refusal",
+    "record_conversion",
+    "record_receipt",
     "register_subscriptions",
+    "render",
+    "render_texts",
+    "resolve_message",
+    "retry_message",
     "suppress",
+    "unsubscribe",
     "upsert_subscriptions",
 ]

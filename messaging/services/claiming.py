@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -16,6 +16,8 @@ from messaging.models.addresses import InvalidToken, decrypt
 from messaging.providers import Outgoing
 from messaging.services import circuits, gates
 from messaging.services.ending import fail_unsent
+from messaging.services.links import Sender, prepare_email
+from messaging.services.tracking import store_links
 
 
 class Due(NamedTuple):
@@ -174,6 +176,8 @@ def _lease(rows: list[Due], batch: Batch, now: datetime) -> None:
         batch.attempts = dict(cursor.fetchall())
     batch.due = {row.id: row for row in rows}
     batch.outgoing = list(_outgoing(rows, batch))
+    # In the claim's transaction: a mail whose links cannot be stored is not claimed.
+    _prepare_emails(batch)
 
 
 def _outgoing(rows: Iterable[Due], batch: Batch) -> Iterable[Outgoing]:
@@ -197,6 +201,17 @@ def _outgoing(rows: Iterable[Due], batch: Batch) -> Iterable[Outgoing]:
             created_at=row.created_at,
             locale=row.locale,
         )
+
+
+def _prepare_emails(batch: Batch) -> None:
+    links: dict[UUID, tuple[UUID, str]] = {}
+    for place, sent in enumerate(batch.outgoing):
+        if sent.channel_type == "email":
+            row = batch.due[sent.message_id]
+            prepared = prepare_email(row, Sender(row.application_id, _object(row.application_settings)))
+            batch.outgoing[place] = replace(sent, body=prepared.html, headers={**sent.headers, **prepared.headers})
+            links |= {key: (row.application_id, url) for key, url in prepared.links.items()}
+    store_links(links)
 
 
 def _object(value: Any) -> dict[str, Any]:

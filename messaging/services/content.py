@@ -123,6 +123,10 @@ def address_problem(channel: str, address: str) -> str | None:
     elif channel in NUMBER_CHANNELS:
         if not E164.fullmatch(address.strip()):
             return _("Enter a number in E.164 form, such as +821012345678.")
+    elif channel == Channel.IN_APP:
+        # The app's own name for whoever reads the inbox, often its user's id in any script.
+        if not 1 <= len(address.strip()) <= 4096:
+            return _("Expected 1 to 4096 characters.")
     elif not PUSH_TOKEN.fullmatch(address.strip()):
         return _("Expected 1 to 4096 visible ASCII characters.")
     return None

@@ -8,12 +8,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet
 from django.utils.translation import gettext as _
 from uuid_utils.compat import uuid7
 
 from config.sweeping import nudge
 from messaging.models import Channel, Message, Subscription, Suppression
+from messaging.models.addresses import InvalidToken
 from messaging.providers import provider_for
 from messaging.services import content, quotas
 
@@ -64,37 +65,53 @@ class Outcome:
     detail: str = ""
     attr: str | None = None
     retry_after: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def refused(self) -> bool:
         return self.code is not None
 
 
-def refused(code: str, detail: str, attr: str | None = None) -> Outcome:
-    return Outcome(None, False, code, detail, attr)
+def refused(code: str, detail: str, attr: str | None = None, extra: Mapping[str, Any] | None = None) -> Outcome:
+    return Outcome(None, False, code, detail, attr, extra=extra or {})
 
 
 @transaction.atomic
 def enqueue_messages(drafts: Sequence[Draft], *, now: datetime) -> list[Outcome]:
     """One outcome per draft, in order. A refused draft spoils none of the others."""
-    subscriptions = _subscriptions(drafts)
-    outcomes: dict[int, Outcome] = _earlier(drafts, range(len(drafts)))
+    outcomes = earlier(drafts, range(len(drafts)))
+    subscriptions = with_suppression(Subscription.objects.filter(pk__in={draft.subscription_id for draft in drafts}))
+    return insert_drafts(drafts, {row.pk: row for row in subscriptions}, outcomes, now=now)
+
+
+def insert_drafts(
+    drafts: Sequence[Draft],
+    subscriptions: Mapping[UUID, Subscription],
+    outcomes: dict[int, Outcome],
+    *,
+    now: datetime,
+) -> list[Outcome]:
+    """Inside the caller's transaction; `outcomes` of those drafts about which is decided already."""
     ready: dict[int, Draft] = {}
     for index, draft in enumerate(drafts):
         if index in outcomes:
             continue
         subscription = subscriptions.get(draft.subscription_id)
-        refusal = _refusal(draft, subscription)
-        if refusal is None and subscription is not None:
-            draft = _labelled(draft, subscription)
-            refusal = _content_refusal(draft, subscription)
-        if refusal is not None:
+        if subscription is None or subscription.application_id != draft.application_id:
+            outcomes[index] = refused("does_not_exist", _("There is no such subscription."), "subscription_id")
+            continue
+        draft = _labelled(draft, subscription)
+        if refusal := _content_refusal(draft, subscription) or _refusal(draft, subscription):
             outcomes[index] = refusal
         else:
             ready[index] = draft
-    ready, twins = _first_of_each_key(ready)
-    outcomes |= _charge_and_insert(ready, subscriptions, now)
-    outcomes |= _earlier(drafts, [*twins, *(index for index in ready if index not in outcomes)])
+    firsts, twins = _first_of_each_key(ready)
+    outcomes |= _charge_and_insert(firsts, subscriptions, now)
+    # A twin of ours committed while we waited: the message is theirs.
+    outcomes |= earlier(drafts, [index for index in firsts if index not in outcomes])
+    for index, first in twins.items():
+        made = outcomes[first].message_id
+        outcomes[index] = _again(drafts[index], made, drafts[first].fingerprint) if made else outcomes[first]
     if any(o.created and is_due(drafts[i], now) for i, o in outcomes.items()):
         nudge(DISPATCH)
     return [outcomes[index] for index in range(len(drafts))]
@@ -104,15 +121,14 @@ def is_due(draft: Draft, now: datetime) -> bool:
     return draft.scheduled_at is None or draft.scheduled_at <= now
 
 
-def _subscriptions(drafts: Sequence[Draft]) -> dict[UUID, Subscription]:
+def with_suppression(rows: QuerySet[Subscription]) -> QuerySet[Subscription]:
     stands_suppressed = Suppression.objects.active().filter(
         application=OuterRef("application"), channel_type=OuterRef("channel_type"), address_hash=OuterRef("token_hash")
     )
-    rows = Subscription.objects.filter(pk__in={draft.subscription_id for draft in drafts})
-    return {row.pk: row for row in rows.select_related("application").annotate(is_suppressed=Exists(stands_suppressed))}
+    return rows.select_related("application").annotate(is_suppressed=Exists(stands_suppressed))
 
 
-def _earlier(drafts: Sequence[Draft], indexes: Any) -> dict[int, Outcome]:
+def earlier(drafts: Sequence[Draft], indexes: Any) -> dict[int, Outcome]:
     """What earlier drafts of the same keys have made."""
     keyed = [(index, drafts[index]) for index in indexes if drafts[index].idempotency_key]
     if not keyed:
@@ -135,9 +151,7 @@ def _again(draft: Draft, pk: UUID, fingerprint: str) -> Outcome:
     return Outcome(pk, created=False)
 
 
-def _refusal(draft: Draft, subscription: Subscription | None) -> Outcome | None:
-    if subscription is None or subscription.application_id != draft.application_id:
-        return refused("does_not_exist", _("There is no such subscription."), "subscription_id")
+def _refusal(draft: Draft, subscription: Subscription) -> Outcome | None:
     if subscription.status == Subscription.OPTED_OUT:
         return refused("unsubscribed", _("The recipient has unsubscribed."))
     if subscription.is_suppressed:  # type: ignore[attr-defined]
@@ -158,10 +172,17 @@ def _refusal(draft: Draft, subscription: Subscription | None) -> Outcome | None:
 def _labelled(draft: Draft, subscription: Subscription) -> Draft:
     if draft.kind != "marketing" or subscription.channel_type != Channel.SMS:
         return draft
-    if not subscription.token.startswith("+82"):
+    if not _korean(subscription):
         return draft
     number = subscription.application.settings.get("opt_out_number", "")
     return replace(draft, body=content.labelled(draft.body, number if isinstance(number, str) else ""))
+
+
+def _korean(subscription: Subscription) -> bool:
+    try:
+        return subscription.token.startswith("+82")
+    except InvalidToken:
+        return False
 
 
 def _content_refusal(draft: Draft, subscription: Subscription) -> Outcome | None:
@@ -171,21 +192,22 @@ def _content_refusal(draft: Draft, subscription: Subscription) -> Outcome | None
     return refused(found[0].code, found[0].detail, found[0].attr) if found else None
 
 
-def _first_of_each_key(ready: dict[int, Draft]) -> tuple[dict[int, Draft], list[int]]:
-    seen: set[tuple[UUID, str]] = set()
-    first, twins = {}, []
+def _first_of_each_key(ready: dict[int, Draft]) -> tuple[dict[int, Draft], dict[int, int]]:
+    """The drafts to insert, and for those whose key came before: where it did."""
+    seen: dict[tuple[UUID, str], int] = {}
+    firsts, twins = {}, {}
     for index, draft in ready.items():
         key = (draft.application_id, draft.idempotency_key or "")
         if draft.idempotency_key and key in seen:
-            twins.append(index)
+            twins[index] = seen[key]
         else:
-            seen.add(key)
-            first[index] = draft
-    return first, twins
+            seen[key] = index
+            firsts[index] = draft
+    return firsts, twins
 
 
 def _charge_and_insert(
-    ready: dict[int, Draft], subscriptions: dict[UUID, Subscription], now: datetime
+    ready: dict[int, Draft], subscriptions: Mapping[UUID, Subscription], now: datetime
 ) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     applications = {subscriptions[draft.subscription_id].application for draft in ready.values()}

@@ -65,4 +65,4 @@ def raise_refusal(outcome: Outcome) -> None:
     if outcome.code == QUOTA_EXCEEDED:
         raise TooMany(outcome.detail, code=outcome.code, retry_after=outcome.retry_after)
     kind = Conflict if outcome.code in CONFLICTS else Invalid
-    raise kind(outcome.detail, code=outcome.code, attr=outcome.attr)
+    raise kind(outcome.detail, code=outcome.code, attr=outcome.attr, extra=dict(outcome.extra))

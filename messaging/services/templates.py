@@ -53,9 +53,18 @@ def names_in(*texts: Any) -> list[str]:
 
 def check_places(attr: str, value: Any) -> None:
     """A {{ that is no {{name}} is a typing error now, not a surprise at sending."""
-    for text in strings(value):
-        if "{{" in PLACE.sub("", text):
-            raise Invalid(_("Only {{name}} is allowed between double braces."), code="invalid_template", attr=attr)
+    if any(has_other_braces(text) for text in strings(value)):
+        raise Invalid(_("Only {{name}} is allowed between double braces."), code="invalid_template", attr=attr)
+
+
+def has_other_braces(text: str) -> bool:
+    at = text.find("{{")
+    while at >= 0:
+        place = PLACE.match(text, at)
+        if place is None:
+            return True
+        at = text.find("{{", place.end())
+    return False
 
 
 def render(template: MessageTemplate, variables: Mapping[str, Any]) -> Rendered:

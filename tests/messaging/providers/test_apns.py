@@ -159,6 +159,14 @@ def test_many_unknown_tokens_are_a_mixed_up_environment_and_no_dead_devices(apns
     assert {answer.subscription_status for answer in answers} == {None}
 
 
+def test_no_log_line_names_the_device(apns, h2_server, push, caplog):
+    caplog.set_level("INFO")
+    h2_server.replies(Reply(200, b""), refusal(400, "BadDeviceToken"), DROP)
+    for _ in range(3):
+        apns.send([push()])
+    assert TOKEN not in caplog.text
+
+
 def test_a_batch_shares_one_connection(apns, h2_server, push):
     answers = apns.send([push() for _ in range(150)])
     assert [answer.outcome for answer in answers] == ["accepted"] * 150

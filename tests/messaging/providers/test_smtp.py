@@ -197,7 +197,7 @@ def test_a_refusal_of_the_content_is_no_unknown(smtp, message, send_one):
         (452, b"4.2.2 full", "rcpt", ("transient", "outage", "recipient"), None),
         (451, b"4.7.0 greylisted", "rcpt", LIMITED, None),
         (421, b"4.7.28 rate", "mail", LIMITED, None),
-        (452, b"4.5.3 too many", "rcpt", LIMITED, None),
+        (452, b"4.5.3 too many", "rcpt", OUTAGE, None),
         (454, b"4.7.0 too many logins", "auth", LIMITED, None),
         (550, b"5.4.5 daily quota", "rcpt", LIMITED, None),
         (550, b"5.1.1 unknown", "rcpt", BOUNCE, -42),

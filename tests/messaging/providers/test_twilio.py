@@ -116,6 +116,15 @@ def test_never_connected_is_network(settings, message, send_one, twilio, dead_po
     assert summary(send_one(twilio, message("sms"))) == NETWORK
 
 
+def test_no_log_line_names_the_number(twilio, plain_server, message, caplog):
+    caplog.set_level("INFO")
+    twilio.send([message("sms")])
+    plain_server.replies(DROP)
+    twilio.send([message("sms"), message("sms", from_=5)])
+    twilio.query(SOME_ID, "", STARTED, message("sms"))
+    assert NUMBER[1:] not in caplog.text
+
+
 def test_a_defect_of_ours_leaves_one_message_unknown_and_sends_the_rest(twilio, message):
     outcomes = [answer.outcome for answer in twilio.send([message("sms"), message("sms", from_=5), message("sms")])]
     assert outcomes == ["accepted", "unknown", "accepted"]
@@ -150,6 +159,7 @@ def listed(**changes):
         ([listed()], "accepted", "SM7"),
         ([listed(body="Sent from your Twilio trial account - Hello")], "accepted", "SM7"),
         ([listed(status="undelivered", error_code=30005)], "rejected", ""),
+        ([listed(status="undelivered", error_code=30003)], "rejected", ""),
         ([listed(body="Other words")], "transient", ""),
         ([listed(date_created=format_datetime(STARTED - timedelta(hours=1)))], "transient", ""),
         ([listed(direction="inbound")], "transient", ""),

@@ -120,6 +120,7 @@ def test_without_a_secret_of_ours_nobody_is_believed(settings, provider):
         ("queued", "", "other", None),
         ("undelivered", "30005", "failed", -52),
         ("failed", "30007", "failed", None),
+        ("undelivered", "30003", "failed", None),
         ("failed", "", "failed", None),
     ],
 )
@@ -127,6 +128,7 @@ def test_twilios_callbacks(status, code, kind, subscription_status):
     fields = {"MessageSid": "SM1", "MessageStatus": status, "ErrorCode": code, "To": NUMBER}
     [event] = parse("twilio", FORM, urlencode(fields).encode())
     assert (event.event_id, event.provider_message_id, event.kind) == (f"SM1:{status}", "SM1", kind)
+    assert (event.answer.outcome if event.answer else "") == ("rejected" if kind == "failed" else "")
     assert (event.answer.subscription_status if event.answer else None) == subscription_status
     assert NUMBER not in repr(event)
 
@@ -148,6 +150,7 @@ def nhn(code, event="MESSAGE_RESULT_UPDATE", **more):
         ("3020", "failed", -61, True),
         ("3021", "failed", None, True),
         ("3014", "failed", None, False),
+        ("3012", "failed", None, False),
         ("3005", "other", None, False),
     ],
 )
@@ -156,6 +159,7 @@ def test_nhns_results_of_alimtalk(code, kind, subscription_status, failover):
     assert (event.event_id, event.provider_message_id, event.message_id) == ("H1", "R1:1", SOME_ID)
     assert event.kind == kind
     assert event.occurred_at == NOW
+    assert (event.answer.outcome if event.answer else "") == ("rejected" if kind == "failed" else "")
     found = (event.answer.subscription_status, event.answer.failover) if event.answer else (None, False)
     assert found == (subscription_status, failover)
 

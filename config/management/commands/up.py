@@ -1,0 +1,109 @@
+import os
+import socket
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django import db
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from config import embedded
+from config.supervisor import boot
+from config.supervisor.processes import Child, Interrupted, Signals, supervise
+from config.supervisor.watch import Watch
+
+READY_WITHIN = 120.0
+STOP_WITHIN = 3.5  # seconds the embedded server may take after the children's six
+
+
+class Command(BaseCommand):
+    help = "Start everything: database, schema, schedules, demo data, web server, workers. Ctrl-C stops it all."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--no-demo", action="store_true", help="leave an empty database empty")
+        parser.add_argument("--no-worker", action="store_true", help="web server only; another machine runs the sweeps")
+        parser.add_argument("--port", type=int, metavar="N", help="instead of PORT")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        signals = Signals()
+        port = options["port"] if options["port"] is not None else settings.PORT
+        if not 1 <= port <= 65535:
+            raise CommandError("--port: expected a whole number from 1 to 65535")
+        try:
+            self._up(signals, port, not options["no_demo"], not options["no_worker"])
+        except Interrupted:
+            pass
+        finally:
+            signals.orderly = True  # from here on a second Ctrl-C changes nothing
+            db.connections.close_all()
+            if settings.DATABASES["default"]["ENGINE"] == "config.embedded":
+                embedded.leave(settings.DATA_DIR, STOP_WITHIN)
+        self.stderr.write("Stopped; the data stay.")
+
+    def _up(self, signals: Signals, port: int, demo: bool, worker: bool) -> None:
+        self.lock = boot.take_lock(settings.DATA_DIR)
+        boot.check_port(port)
+        with boot.alone():
+            boot.prepare_database(demo, self.stderr.write)
+            facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
+        # Children with another port than ours also have another address to put into links.
+        environment = {"PORT": str(port)}
+        lane = f"{settings.Q_CLUSTER['name']}@{socket.gethostname()}:{port}"
+        web = Child("web", web_arguments(port), environment)
+        cluster = Child("cluster", [lane], environment) if worker else None
+        watch = Watch(cluster, lane, signals)
+        watch.start()
+        pulse = Pulse(self, port, cluster, watch, facts)
+        try:
+            supervise([web, cluster] if cluster else [web], signals, pulse)
+        finally:
+            watch.join(timeout=1)
+
+
+class Pulse:
+    """Between two looks at the children: carry out the watch's verdict, and announce when all is ready."""
+
+    def __init__(
+        self, command: BaseCommand, port: int, cluster: Child | None, watch: Watch, facts: list[tuple[str, str]]
+    ) -> None:
+        self.command, self.port, self.cluster, self.watch, self.facts = command, port, cluster, watch, facts
+        self.announced = False
+        self.give_up = time.monotonic() + READY_WITHIN
+
+    def __call__(self) -> None:
+        if self.watch.verdict and self.cluster:
+            pid, reason = self.watch.verdict
+            self.watch.verdict = None
+            if self.cluster.pid == pid:
+                self.command.stderr.write(f"The worker cluster gives {reason}: restarting it.")
+                self.cluster.bury()
+        if not self.announced:
+            self._announce()
+
+    def _announce(self) -> None:
+        if boot.answers(self.port, "/readyz" if self.cluster else "/healthz"):
+            self.announced = True
+            url = settings.PUBLIC_URL if "PUBLIC_URL" in os.environ else f"http://localhost:{self.port}"
+            for name, value in [("URL", f"{url}/"), *self.facts]:
+                self.command.stdout.write(f"{name:6} {value}")
+            self.command.stdout.flush()
+        elif time.monotonic() > self.give_up:
+            raise CommandError(f"not ready after {READY_WITHIN:.0f} s; the lines above say why")
+
+
+def web_arguments(port: int) -> list[str]:
+    binds = [f"--bind={f'[{address}]' if ':' in address else address}:{port}" for address in boot.addresses()]
+    return [
+        *binds,
+        f"--workers={settings.WEB_WORKERS}",
+        "--worker-class=gthread",
+        # A request that waits for a lock keeps its thread (not its connection) for up to a minute, and whoever would
+        # release that lock needs one too. Threads start as they are needed.
+        "--threads=64",
+        "--timeout=60",
+        "--graceful-timeout=5",
+        "--no-control-socket",
+        "--log-level=warning",
+        "config.wsgi:application",
+    ]

@@ -1,0 +1,220 @@
+"""Tasks with their progress, the queue, and each device's run as a timeline."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import Prefetch
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _now
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import action
+
+from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, confirmed_action, panel
+from config.errors import Conflict
+from devices import services
+from devices.admin.bars import bar, progress
+from devices.models import PC, Attempt, Event, Task, TaskDevice
+
+COLOURS = {"pending": "", "running": "info", "success": "success", "failed": "danger", "cancelled": "warning"}
+EVENT_TONES = {
+    "SENT": "info", "SUCCEEDED": "success", "FAILED": "warning", "TIMEOUT": "warning", "FAILED_FINAL": "danger",
+    "CANCELLED": "warning",
+}  # fmt: skip
+ICONS = {"success": "check_circle", "cancelled": "cancel", None: "play_circle"}
+ROWS_SHOWN, WAITING_SHOWN, WAITING_COUNTED = 200, 50, 100
+
+
+def _cancel(ids: list[UUID], actor: Any, reason: str) -> Counter[str]:
+    return _each(ids, services.cancel_task, "cancelled")
+
+
+def _retry(ids: list[UUID], actor: Any, reason: str) -> Counter[str]:
+    return _each(ids, services.retry_task, "retried")
+
+
+def _each(ids: list[UUID], verb: Any, word: str) -> Counter[str]:
+    """Oldest last, so that cancelling a queue does not start each task of it for a moment."""
+    done: Counter[str] = Counter()
+    for task in Task.objects.filter(pk__in=ids).order_by("-created_at"):
+        try:
+            verb(task, timezone.now())
+            done[word] += 1
+        except Conflict:
+            done["untouched"] += 1
+    return done
+
+
+@admin.register(Task)
+class TaskAdmin(ConsoleAdmin):
+    icon, menu_order = "list_alt", 10
+    read_only = True
+    state_colours = COLOURS
+    list_display = ["name", "state", "progress_bar", "created_at", "started_at", "completed_at"]
+    list_filter = ["status"]
+    search_fields = ["name", "=id"]
+    ordering = ["-created_at"]
+    fields = [
+        "name", "status", "progress_bar", "device_count", "devices_done", "devices_failed", "selector", "payload",
+        "retry_of", "error", "created_at", "started_at", "completed_at",
+    ]  # fmt: skip
+    readonly_fields = ["progress_bar"]
+    change_form_outer_after_template = "devices/task_rows.html"
+    state = badge("status", description=_("status"))
+    actions_list = ["queue"]
+    actions = [
+        confirmed_action(_("Cancel the chosen tasks"), None, _cancel, permissions=["devices.change_task"], danger=True),
+        confirmed_action(
+            _("Run the chosen tasks' failed devices again"), None, _retry, permissions=["devices.change_task"]
+        ),
+    ]
+
+    class Media:
+        css = {"all": ["devices/devices.css"]}
+
+    @admin.display(description=_("progress"))
+    def progress_bar(self, task: Task) -> str:
+        return progress(task)
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if task := kwargs.get("obj"):
+            context.update(rows=rows_of(task), rows_link=rows_link(task), rows_shown=ROWS_SHOWN)
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    @action(description=_("Queue"), url_path="queue", icon="queue")
+    def queue(self, request: HttpRequest) -> HttpResponse:
+        """The running task and what waits; polled for its inner part."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        part = "part" in request.GET
+        context = queue_context() if part else {**self.admin_site.each_context(request), **queue_context()}
+        template = "devices/queue_part.html" if part else "devices/queue.html"
+        return TemplateResponse(request, template, {**context, "title": _now("Queue"), "opts": Task._meta})
+
+
+def rows_of(task: Task) -> list[dict[str, Any]]:
+    """The task's rows with a chip per attempt, the latest change first."""
+    rows = (
+        TaskDevice.objects.filter(task=task)
+        .select_related("device", "device__pc")
+        .prefetch_related(Prefetch("attempts", Attempt.objects.order_by("attempt_no")))
+        .order_by("-changed_at", "pk")[:ROWS_SHOWN]
+    )
+    return [
+        {
+            "row": row,
+            "tone": COLOURS[row.status],
+            "link": reverse("admin:devices_taskdevice_change", args=[row.pk]),
+            "attempts": [attempt_chip(attempt) for attempt in row.attempts.all()],
+        }
+        for row in rows
+    ]
+
+
+def attempt_chip(attempt: Attempt) -> dict[str, Any]:
+    tone = {"success": "success", "cancelled": "warning", None: "info"}.get(attempt.outcome, "danger")
+    took = (attempt.ended_at or timezone.now()) - attempt.started_at
+    return {
+        "number": attempt.attempt_no,
+        "icon": ICONS.get(attempt.outcome, "error"),
+        "tone": tone,
+        "outcome": attempt.outcome or _now("running"),
+        "seconds": f"{max(0.0, took.total_seconds()):.1f}",
+        "who": attempt.claimed_by,
+        "error": attempt.error or "",
+    }
+
+
+def rows_link(task: Task) -> str:
+    return f"{reverse('admin:devices_taskdevice_changelist')}?task__id__exact={task.pk}"
+
+
+def queue_context() -> dict[str, Any]:
+    active = Task.objects.filter(status=Task.Status.RUNNING).first()
+    waiting = Task.objects.filter(status=Task.Status.PENDING).oldest_first()
+    pcs = PC.objects.filter(status=PC.Status.ONLINE).select_related("summary").order_by("pc_number")[:WAITING_SHOWN]
+    return {
+        "active": active,
+        "active_progress": progress(active) if active else "",
+        "active_rows": rows_of(active)[:20] if active else [],
+        "waiting": list(waiting[:WAITING_SHOWN]),
+        "waiting_count": waiting.count(),
+        "ended": Task.objects.exclude(completed_at=None).order_by("-completed_at")[:5],
+        "pcs": [(pc, bar(pc.summary.running_count, pc.summary.target)) for pc in pcs],
+        "refreshed_at": timezone.now(),
+    }
+
+
+@admin.register(TaskDevice)
+class TaskDeviceAdmin(ConsoleAdmin):
+    icon, menu_order = "play_circle", 40
+    menu_title = _("Device runs")
+    read_only = True
+    state_colours = COLOURS
+    list_display = ["task", "device", "state", "tries", "failure_kind", "started_at", "deadline_at", "completed_at"]
+    list_select_related = ["task", "device"]
+    list_filter = ["status", "failure_kind", "timed_out"]
+    search_fields = ["=id", "=task__id", "=device__serial"]
+    ordering = ["-id"]
+    fields = [
+        "task", "device", "status", "attempt", "max_attempts", "claimed_by", "lease_expires_at", "started_at",
+        "deadline_at", "acked_at", "completed_at", "result", "error", "timed_out", "failure_kind", "final",
+    ]  # fmt: skip
+    state = badge("status", description=_("status"), tooltip=lambda row: row.error or "")
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        return lookup == "task__id__exact" or super().lookup_allowed(lookup, value, request)  # type: ignore[arg-type]
+
+    @admin.display(description=_("attempt"), ordering="attempt")
+    def tries(self, row: TaskDevice) -> str:
+        return f"{row.attempt} / {row.max_attempts}"
+
+    def timeline_entries(self, obj: TaskDevice) -> Iterable[Entry]:
+        attempts = {attempt.attempt_no: attempt for attempt in obj.attempts.all()}
+        for event in Event.objects.filter(task_device=obj).order_by("-id")[:50]:
+            title = event.get_event_display()
+            if event.attempt_no:
+                title = _now("%(event)s · attempt %(number)d") % {"event": title, "number": event.attempt_no}
+            yield Entry(event.created_at, "event_note", title, _told(event, attempts), EVENT_TONES.get(event.event, ""))
+
+
+def _told(event: Event, attempts: dict[int, Attempt]) -> str:
+    attempt = attempts.get(event.attempt_no)
+    if attempt is None:
+        return ""
+    if event.event == Event.Kind.SENT:
+        return attempt.claimed_by
+    ended = (Event.Kind.FAILED, Event.Kind.TIMEOUT)
+    return attempt.error or "" if event.event in ended else ""
+
+
+@panel(_("Device queue"), order=50, icon="queue", permission="devices.view_task")
+def queue_panel(request: HttpRequest) -> Panel:
+    link = reverse("admin:devices_task_queue")
+    active = Task.objects.filter(status=Task.Status.RUNNING).first()
+    waiting = len(Task.objects.filter(status=Task.Status.PENDING).values_list("pk", flat=True)[: WAITING_COUNTED + 1])
+    shown = f"{WAITING_COUNTED}+" if waiting > WAITING_COUNTED else waiting
+    rows = []
+    if active is not None:
+        open_rows = _now("%(open)d open, %(failed)d failed") % {
+            "open": active.open_rows,
+            "failed": active.devices_failed,
+        }
+        rows.append(
+            Row(
+                title=active.name,
+                note=open_rows,
+                link=reverse("admin:devices_task_change", args=[active.pk]),
+                badge=f"{active.devices_done} / {active.device_count}",
+                tone="info",
+            )
+        )
+    return Panel(
+        figures=[Figure(_now("waiting"), shown, link)], rows=rows, link=link, empty=_now("No task is running.")
+    )

@@ -1,0 +1,365 @@
+"""Tasks, the execution of each on a device, and their history."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection, models
+from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
+from django_fsm import FSMField, transition
+from uuid_utils.compat import uuid7
+
+from config.statemachine import Swept, state_triggers
+from config.triggers import append_only
+from devices.models.fleet import PC, Device
+from devices.triggers import row_history
+
+# Fixed by the database: deadline_at = started_at + RUN_LIMIT, and no lease reaches beyond it.
+RUN_LIMIT = timedelta(minutes=20)
+LEASE = timedelta(minutes=5)
+
+
+COMPLETE_RUN = """
+WITH task AS MATERIALIZED (
+    SELECT tasks.id, devices_taken - devices_done - devices_failed AS open_rows FROM tasks
+      JOIN task_devices ON task_devices.task_id = tasks.id
+      JOIN pcs ON pcs.id = task_devices.claimed_by_id
+     WHERE task_devices.id = %(row)s AND pcs.agent_id = %(agent)s AND tasks.status = 'running'
+       FOR NO KEY UPDATE OF tasks)
+UPDATE task_devices
+   SET status = 'success', result = %(result)s::jsonb, completed_at = %(now)s, lease_expires_at = NULL, error = NULL,
+       failure_kind = NULL, timed_out = false, ended_by = 'complete', changed_at = %(now)s
+  FROM task
+ WHERE task_devices.id = %(row)s AND task_devices.attempt = %(attempt)s AND task_devices.status = 'running'
+RETURNING task.id, task.open_rows
+"""
+
+
+class TaskQuerySet(models.QuerySet["Task"]):
+    def oldest_first(self) -> "TaskQuerySet":
+        return self.order_by("created_at", "pk")
+
+    def quiet(self) -> "TaskQuerySet":
+        """Running with no row open."""
+        return self.filter(status=Task.Status.RUNNING, devices_taken=F("devices_done") + F("devices_failed"))
+
+    def locked(self) -> "TaskQuerySet":
+        """In the order everybody takes them: a PC, then tasks by id, then their rows, then devices by id."""
+        return self.order_by("pk").select_for_update(no_key=True, of=("self",))
+
+
+class Task(models.Model):
+    """A job for a number of devices. At most one runs; the oldest waiting one is next."""
+
+    class Status(models.TextChoices):
+        PENDING = "pending", _("pending")
+        RUNNING = "running", _("running")
+        SUCCESS = "success", _("success")
+        FAILED = "failed", _("failed")
+        CANCELLED = "cancelled", _("cancelled")
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    name = models.CharField(_("name"), max_length=200)
+    payload = models.JSONField(_("payload"), default=dict, null=True, blank=True)
+    device_count = models.IntegerField(_("devices wanted"))
+    selector = models.JSONField(_("selector"), default=dict, blank=True)
+    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, protected=True)
+    error = models.TextField(_("error"), null=True, blank=True)
+    retry_of = models.ForeignKey(
+        "self", models.PROTECT, null=True, blank=True, related_name="retries", verbose_name=_("retry of")
+    )
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    completed_at = models.DateTimeField(_("completed"), null=True, blank=True)
+    # Kept by the trigger of task_devices. Cancelled rows count in none of them.
+    devices_taken = models.IntegerField(_("devices taken"), default=0)
+    devices_done = models.IntegerField(_("devices done"), default=0)
+    devices_failed = models.IntegerField(_("devices failed"), default=0)
+
+    objects = TaskQuerySet.as_manager()
+    liveness = {
+        Status.PENDING: Swept("devices.promote_next_task", _("as soon as no task is running")),
+        Status.RUNNING: Swept(
+            "devices.promote_next_task",
+            _("when no row is open, at the latest 24 hours without one"),
+            since="started_at",
+        ),
+    }
+
+    class Meta:
+        db_table = "tasks"
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
+        triggers = state_triggers()
+        constraints = [
+            models.UniqueConstraint(fields=["status"], condition=Q(status="running"), name="tasks_one_running"),
+            models.CheckConstraint(condition=Q(device_count__gte=1), name="tasks_device_count"),
+            models.CheckConstraint(
+                condition=Q(devices_taken__lte=F("device_count"))
+                & Q(devices_taken__gte=F("devices_done") + F("devices_failed")),
+                name="tasks_counts",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status="running") | Q(started_at__isnull=False), name="tasks_running_was_started"
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["pending", "running"], completed_at__isnull=True)
+                | Q(status__in=["success", "failed", "cancelled"], completed_at__isnull=False),
+                name="tasks_completed_at",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["created_at", "id"], condition=Q(status="pending"), name="tasks_waiting"),
+            models.Index(fields=["status", "id"], name="tasks_by_status"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def open_rows(self) -> int:
+        return self.devices_taken - self.devices_done - self.devices_failed
+
+    @transition(field=status, source=Status.PENDING, target=Status.RUNNING)
+    def start(self) -> None: ...
+
+    @transition(field=status, source=Status.RUNNING, target=Status.SUCCESS)
+    def succeed(self) -> None: ...
+
+    @transition(field=status, source=Status.RUNNING, target=Status.FAILED)
+    def fail(self) -> None: ...
+
+    @transition(field=status, source=[Status.PENDING, Status.RUNNING], target=Status.CANCELLED)
+    def cancel(self) -> None: ...
+
+
+class TaskDeviceQuerySet(models.QuerySet["TaskDevice"]):
+    def pending(self) -> "TaskDeviceQuerySet":
+        return self.filter(status=TaskDevice.Status.PENDING)
+
+    def running(self) -> "TaskDeviceQuerySet":
+        return self.filter(status=TaskDevice.Status.RUNNING)
+
+    def retrying(self) -> "TaskDeviceQuerySet":
+        return self.pending().filter(attempt__gte=1)
+
+    def timed_out(self, now: datetime) -> "TaskDeviceQuerySet":
+        return self.running().filter(deadline_at__lt=now)
+
+    def lapsed(self, now: datetime) -> "TaskDeviceQuerySet":
+        """The lease is over and the deadline is not: past the deadline it is always a timeout."""
+        return self.running().filter(lease_expires_at__lt=now, deadline_at__gte=now)
+
+    def pc_away(self, now: datetime) -> "TaskDeviceQuerySet":
+        return self.pending().filter(device__pc__in=PC.objects.away(now))
+
+    def device_gone(self, now: datetime) -> "TaskDeviceQuerySet":
+        return self.pending().filter(device__in=Device.objects.gone(now))
+
+    def complete_run(self, row_id: UUID, attempt: int, agent_id: Any, result: Any, now: datetime) -> Any:
+        """Lock the task and end this very attempt as a success, if it runs for this agent.
+
+        (the task's id, how many rows were open before), None when nothing was ended.
+
+        One statement where the ORM takes three, on the path every job goes. The lock comes first in it, and what the
+        row has become meanwhile is looked at again when it is updated.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(
+                COMPLETE_RUN,
+                {
+                    "row": row_id,
+                    "attempt": attempt,
+                    "agent": agent_id,
+                    "result": None if result is None else json.dumps(result),
+                    "now": now,
+                },
+            )
+            return cursor.fetchone()
+
+    def unservable(self, now: datetime) -> "TaskDeviceQuerySet":
+        """Pending rows nobody will claim: the device is out of use, or nobody came for a day."""
+        out_of_use = Q(device__status__in=[Device.Status.ERROR, Device.Status.QUARANTINED])
+        return self.pending().filter(out_of_use | Q(changed_at__lt=now - settings.TASK_STALLED_AFTER))
+
+
+class TaskDevice(models.Model):
+    """One device's execution of a task: the single source of truth. Every write is a service's compare-and-set."""
+
+    class Status(models.TextChoices):
+        PENDING = "pending", _("pending")
+        RUNNING = "running", _("running")
+        SUCCESS = "success", _("success")
+        FAILED = "failed", _("failed")
+        CANCELLED = "cancelled", _("cancelled")
+
+    class FailureKind(models.TextChoices):
+        ERROR = "error", _("error")
+        TIMEOUT = "timeout", _("timeout")
+        LEASE_EXPIRED = "lease_expired", _("lease expired")
+        DEVICE_OFFLINE = "device_offline", _("device offline")
+        PC_OFFLINE = "pc_offline", _("PC offline")
+        CANCELLED = "cancelled", _("cancelled")
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    task = models.ForeignKey(Task, models.PROTECT, related_name="rows", db_index=False, verbose_name=_("task"))
+    device = models.ForeignKey(Device, models.PROTECT, related_name="rows", verbose_name=_("device"))
+    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, protected=True)
+    attempt = models.SmallIntegerField(_("attempt"), default=0)
+    max_attempts = models.SmallIntegerField(_("attempts allowed"), default=3)
+    claimed_by = models.ForeignKey(
+        PC, models.PROTECT, null=True, blank=True, related_name="+", db_index=False, verbose_name=_("claimed by")
+    )
+    lease_expires_at = models.DateTimeField(_("lease until"), null=True, blank=True)
+    started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    deadline_at = models.DateTimeField(_("deadline"), null=True, blank=True)
+    acked_at = models.DateTimeField(_("acknowledged"), null=True, blank=True)
+    completed_at = models.DateTimeField(_("completed"), null=True, blank=True)
+    result = models.JSONField(_("result"), null=True, blank=True)
+    error = models.TextField(_("error"), null=True, blank=True)
+    timed_out = models.BooleanField(_("timed out"), default=False)
+    failure_kind = models.CharField(
+        _("kind of failure"), max_length=20, choices=FailureKind.choices, null=True, blank=True
+    )
+    retryable = models.BooleanField(_("retryable"), default=True)
+    final = models.BooleanField(_("final"), default=False)
+    # The agent's verb that ended the last attempt, empty when the server ended it: repeating it is harmless.
+    ended_by = models.CharField(_("ended by"), max_length=10, blank=True, default="")
+    # When the status last changed, by the clock of whoever changed it: the trigger dates the history with it.
+    changed_at = models.DateTimeField(_("changed"))
+    created_at = models.DateTimeField(_("created"))
+
+    objects = TaskDeviceQuerySet.as_manager()
+    liveness = {
+        Status.PENDING: Swept(
+            "devices.mark_silent_pcs", _("20 minutes after its PC or device went away"), since="changed_at"
+        ),
+        Status.RUNNING: Swept(
+            "devices.time_out_attempts", _("20 minutes after the attempt's start"), since="started_at"
+        ),
+    }
+
+    class Meta:
+        db_table = "task_devices"
+        verbose_name = _("device run")
+        verbose_name_plural = _("device runs")
+        triggers = [*state_triggers(), *row_history()]
+        constraints = [
+            models.UniqueConstraint(fields=["task", "device"], name="task_devices_once"),
+            models.UniqueConstraint(fields=["device"], condition=Q(status="running"), name="task_devices_one_running"),
+            models.CheckConstraint(
+                condition=Q(attempt__gte=0) & Q(attempt__lte=F("max_attempts")), name="task_devices_attempt"
+            ),
+            models.CheckConstraint(
+                condition=Q(started_at__isnull=True, deadline_at__isnull=True)
+                | Q(deadline_at=F("started_at") + RUN_LIMIT),
+                name="task_devices_deadline",
+            ),
+            models.CheckConstraint(condition=Q(lease_expires_at__lte=F("deadline_at")), name="task_devices_lease"),
+            models.CheckConstraint(
+                condition=Q(
+                    status="running",
+                    attempt__gte=1,
+                    claimed_by__isnull=False,
+                    lease_expires_at__isnull=False,
+                    deadline_at__isnull=False,
+                )
+                | (~Q(status="running") & Q(lease_expires_at__isnull=True)),
+                name="task_devices_running_is_leased",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["pending", "running"], completed_at__isnull=True)
+                | Q(status__in=["success", "failed", "cancelled"], completed_at__isnull=False),
+                name="task_devices_completed_at",
+            ),
+            models.CheckConstraint(condition=Q(final=False) | Q(status="failed"), name="task_devices_final"),
+        ]
+        indexes = [
+            models.Index(fields=["claimed_by"], condition=Q(status="running"), name="task_devices_running"),
+            models.Index(fields=["created_at", "id"], condition=Q(status="pending"), name="task_devices_pending"),
+            models.Index(fields=["status", "id"], name="task_devices_by_status"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task_id} / {self.device_id}"
+
+    @transition(field=status, source=Status.PENDING, target=Status.RUNNING)
+    def claim(self) -> None: ...
+
+    @transition(field=status, source=Status.RUNNING, target=Status.SUCCESS)
+    def complete(self) -> None: ...
+
+    @transition(field=status, source=Status.RUNNING, target=Status.PENDING)
+    def schedule_retry(self) -> None: ...
+
+    @transition(field=status, source=Status.RUNNING, target=Status.FAILED)
+    def fail(self) -> None: ...
+
+    @transition(field=status, source=[Status.PENDING, Status.RUNNING], target=Status.CANCELLED)
+    def cancel(self) -> None: ...
+
+
+class Attempt(models.Model):
+    """One run of a row, written by the trigger of task_devices. History: state is read from the row."""
+
+    id = models.BigAutoField(primary_key=True)
+    task_device = models.ForeignKey(TaskDevice, models.PROTECT, related_name="attempts", db_index=False)
+    attempt_no = models.SmallIntegerField(_("attempt"))
+    # The PC's number as it was: history names, it does not point.
+    claimed_by = models.CharField(_("claimed by"), max_length=9)
+    started_at = models.DateTimeField(_("started"))
+    ended_at = models.DateTimeField(_("ended"), null=True)
+    outcome = models.CharField(_("outcome"), max_length=20, null=True)
+    error = models.TextField(_("error"), null=True)
+
+    class Meta:
+        db_table = "task_device_attempts"
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(fields=["task_device", "attempt_no"], name="task_device_attempts_once"),
+            models.CheckConstraint(
+                condition=Q(ended_at__isnull=True, outcome__isnull=True)
+                | Q(ended_at__isnull=False, outcome__isnull=False),
+                name="task_device_attempts_ended",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task_device_id} #{self.attempt_no}"
+
+
+class Event(models.Model):
+    """What happened to a row, in the order it happened, written by the trigger of task_devices."""
+
+    class Kind(models.TextChoices):
+        CREATED = "CREATED", _("created")
+        SENT = "SENT", _("sent")
+        ACKED = "ACKED", _("acknowledged")
+        SUCCEEDED = "SUCCEEDED", _("succeeded")
+        FAILED = "FAILED", _("failed")
+        TIMEOUT = "TIMEOUT", _("timed out")
+        RETRY_SCHEDULED = "RETRY_SCHEDULED", _("retry scheduled")
+        FAILED_FINAL = "FAILED_FINAL", _("failed for good")
+        CANCELLED = "CANCELLED", _("cancelled")
+
+    id = models.BigAutoField(primary_key=True)
+    task_device = models.ForeignKey(TaskDevice, models.PROTECT, related_name="events", db_index=False)
+    event = models.CharField(_("event"), max_length=20, choices=Kind.choices)
+    attempt_no = models.SmallIntegerField(_("attempt"))
+    created_at = models.DateTimeField(_("at"))
+
+    class Meta:
+        db_table = "tasks_event"
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
+        default_permissions = ()
+        indexes = [models.Index(fields=["task_device", "id"], name="tasks_event_of_row")]
+        triggers = append_only("tasks_event")
+
+    def __str__(self) -> str:
+        return f"{self.task_device_id} {self.event}"

@@ -1,0 +1,149 @@
+"""What providers report by webhook: kept once, then applied; what cannot be applied yet is parked, not lost."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils.dateparse import parse_datetime
+
+from messaging.models import HoldReason, Message, Subscription, WebhookInbox
+from messaging.models.addresses import address_hash
+from messaging.providers import Answer
+from messaging.providers.webhooks import Event
+from messaging.services.receipts import AHEAD, record_receipt
+from messaging.services.recording import fail_accepted, punish
+from messaging.services.resolving import settle
+from messaging.services.subscriptions import unsubscribe
+
+State, Status = WebhookInbox.State, Message.Status
+# Carriers report up to three days late, and nobody reports about a message older than that.
+PARKED_FOR = timedelta(hours=72)
+PAGE = 500
+COMPLAINT = Answer(
+    "rejected", "permanent", "recipient", subscription_status=Subscription.COMPLAINT, suppress_reason="complaint"
+)
+
+
+def receive_events(provider: str, events: Sequence[Event], *, now: datetime) -> Counter[str]:
+    """An event that came before changes nothing. Committed before it is applied: what was told is not told again."""
+    rows = [_row(provider, event, now) for event in events]
+    WebhookInbox.objects.bulk_create(rows, ignore_conflicts=True)
+    kept = WebhookInbox.objects.filter(provider=provider, event_id__in=[row.event_id for row in rows])
+    for event in events:
+        if event.kind == "unsubscribed" and event.address:
+            _opt_out(event.address, now)
+    return apply_events(list(kept.parked().values_list("pk", flat=True)), now=now)
+
+
+def _row(provider: str, event: Event, now: datetime) -> WebhookInbox:
+    """Without the address: it is in no column. An opt-out that only names one is done with when it is stored."""
+    answer = asdict(event.answer) if event.answer else None
+    if answer:
+        answer = {name: value for name, value in answer.items() if name not in ("raw", "latency_ms", "retry_after")}
+        answer["since"] = event.answer.since.isoformat() if event.answer and event.answer.since else None
+    by_address = event.kind == "unsubscribed" and bool(event.address)
+    return WebhookInbox(
+        provider=provider,
+        event_id=_short(event.event_id or f"{event.kind}:{event.code}:{event.occurred_at}:{event.address}"),
+        event_type=event.kind,
+        message_ref=str(event.message_id or ""),
+        provider_message_id=_short(event.provider_message_id),
+        payload={"code": _short(event.code), "answer": answer},
+        state=State.APPLIED if by_address else State.PARKED,
+        occurred_at=event.occurred_at,
+        received_at=now,
+        applied_at=now if by_address else None,
+    )
+
+
+def _short(text: str) -> str:
+    text = text.replace("\x00", "")
+    return text if len(text) <= 255 else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _opt_out(number: str, now: datetime) -> None:
+    """The carrier's opt-out service knows a number only: whoever wrote to it must stop."""
+    hashes = [address_hash(channel, number) for channel in ("sms", "kakao_talk")]
+    for pk in Subscription.objects.filter(token_hash__in=hashes).values_list("pk", flat=True):
+        unsubscribe(pk, now=now, reason="carrier_opt_out")
+
+
+@transaction.atomic
+def apply_events(keys: Sequence[int], *, now: datetime) -> Counter[str]:
+    """In the order they came. Locked, so the same event is applied once however many deliver it."""
+    rows = list(
+        WebhookInbox.objects.parked()
+        .filter(pk__in=keys)
+        .order_by("pk")
+        .select_for_update(skip_locked=True, of=("self",))
+    )
+    messages = _messages(rows)
+    for row in rows:
+        found = messages.get(row.message_ref) or messages.get(row.provider_message_id)
+        row.state, row.note = _apply(row, found, now) if found else (State.PARKED, "unknown message")
+        row.message_id = found
+        if row.state == State.PARKED and row.received_at < now - PARKED_FOR:
+            row.state = State.ABANDONED
+        if row.state != State.PARKED:
+            row.applied_at = now
+    WebhookInbox.objects.bulk_update(rows, ["state", "note", "message", "applied_at"])
+    return Counter(row.state for row in rows if row.state != State.PARKED)
+
+
+def _messages(rows: Sequence[WebhookInbox]) -> dict[str, UUID]:
+    """By our own id, which some providers give back, or by theirs."""
+    ours = [row.message_ref for row in rows if row.message_ref]
+    theirs = [row.provider_message_id for row in rows if row.provider_message_id]
+    found: dict[str, UUID] = {}
+    matching = Message.objects.filter(Q(pk__in=ours) | Q(provider_message_id__in=theirs))
+    for pk, provider_message_id in matching.order_by("created_at").values_list("pk", "provider_message_id"):
+        found[str(pk)] = pk
+        if provider_message_id:
+            found[provider_message_id] = pk
+    return found
+
+
+def _apply(row: WebhookInbox, pk: UUID, now: datetime) -> tuple[str, str]:
+    """(state, note). Never a step back: a message that is delivered, converted or failed stays so."""
+    message = Message.objects.select_for_update(of=("self",)).get(pk=pk)
+    if row.event_type in ("unsubscribed", "complained"):
+        return _recipient_said(row.event_type, message, now)
+    if row.event_type not in ("delivered", "failed"):
+        return State.IGNORED, "not about delivery"
+    if message.hold_reason == HoldReason.OUTCOME_UNKNOWN:
+        # The provider speaks of it, so it was taken: better proof than any question.
+        settle(message, Answer("accepted", code="webhook", provider_message_id=row.provider_message_id), now=now)
+    if message.status in (Status.PENDING, Status.ERRORED):
+        return State.PARKED, "the message's own result is not recorded yet"
+    if message.status != Status.SUCCESSFUL:
+        return State.IGNORED, f"the message is {message.status} already"
+    if row.event_type == "delivered":
+        at = min(row.occurred_at or now, now + AHEAD)
+        record_receipt(pk, now=now, occurred_at=at)
+        return State.APPLIED, "delivered"
+    fail_accepted([(pk, _answer(row))], now=now)
+    return State.APPLIED, "failed"
+
+
+def _answer(row: WebhookInbox) -> Answer:
+    said: dict[str, Any] = dict(row.payload.get("answer") or {})
+    if not said or said.get("outcome") != "rejected":
+        # Retrying is over once a provider has taken a message: its later word of failure is final.
+        reason = said.get("error_reason") or "undelivered"
+        return Answer("rejected", "permanent", "message", row.payload.get("code", ""), error_reason=reason)
+    said["since"] = parse_datetime(said["since"]) if said.get("since") else None
+    return Answer(**said)
+
+
+def _recipient_said(kind: str, message: Message, now: datetime) -> tuple[str, str]:
+    if kind == "unsubscribed":
+        unsubscribe(message.subscription_id, now=now, reason="provider_opt_out")
+    else:
+        punish([(message, COMPLAINT)], now=now)
+    return State.APPLIED, kind

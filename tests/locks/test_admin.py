@@ -1,0 +1,157 @@
+"""The admin's pages of locks: what an operator sees and may do."""
+
+import re
+
+import pytest
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Group, User
+from django.test import RequestFactory
+from django.urls import reverse
+
+from config.errors import Unavailable
+from locks.admin import GatedAdminMixin, span
+from locks.models import Branch, BranchLock, LockEvent
+from locks.services.acquiring import try_acquire
+from tests.locks.conftest import kinds, shift
+from tests.races.test_locks import request
+
+pytestmark = pytest.mark.django_db
+LOCKS = reverse("admin:locks_branchlock_changelist")
+
+
+@pytest.fixture
+def signed_in(client):
+    def sign_in(group):
+        user = User.objects.create_user(f"staff-{group}", password="x", is_staff=True)
+        user.groups.set([Group.objects.get(name=group)])
+        client.force_login(user, settings.AUTHENTICATION_BACKENDS[-1])
+        return client
+
+    return sign_in
+
+
+def text(response):
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_the_list_shows_health_countdown_and_progress(holder, signed_in):
+    lock = holder.acquire(kind="INDEXING")
+    holder.beat(lock, progress_info={"progress": 65, "estimated_remaining_hours": 0.1})
+    page = signed_in("viewer")
+    shown = text(page.get(LOCKS))
+    assert "healthy" in shown and "3 h 59 min" in shown
+    assert re.search(r"65 % · (6 min 0|5 min \d+) s", shown)
+    shift(lock, last_heartbeat=-200)
+    assert "warning" in text(page.get(LOCKS))
+    shift(lock, last_heartbeat=-361)
+    assert "critical" in text(page.get(f"{LOCKS}?health=critical"))
+    holder.acquire("b")
+    assert "no heartbeat" in text(page.get(LOCKS))
+
+
+def test_every_page_opens_for_those_who_may_see(holder, other, signed_in):
+    lock = holder.acquire("a/b", scope="RESOURCE", resource_type="template", resource_id="<7>")
+    other.ask("a/b")
+    holder.beat(lock)
+    try_acquire(request("patient", branch="a/b"), 30)
+    page = signed_in("operator")
+    branch = Branch.objects.get()
+    shown = text(page.get(reverse("admin:locks_branch_change", args=[branch.pk])))
+    assert "patient" in shown and "&lt;7&gt;" in shown
+    shown = text(page.get(reverse("admin:locks_branchlock_change", args=[lock["lock_id"]])))
+    assert "heartbeat" in shown and "acquired" in shown
+    for model in ("branch", "lockwaiter", "lockevent"):
+        text(page.get(reverse(f"admin:locks_{model}_changelist")))
+    assert "Locks" in text(page.get(reverse("admin:index")))
+
+
+def act(page, url, action, chosen, **more):
+    data = {"action": action, "_selected_action": [str(chosen[0])], **more}
+    return page.post(url, data, follow=True)
+
+
+def confirm(page, url, action, keys, reason="stuck since the crash"):
+    return act(page, url, action, keys, confirmed="yes", keys=",".join(map(str, keys)), reason=reason)
+
+
+def test_force_unlock_asks_first_naming_the_locks_and_leaves_a_trace(holder, signed_in):
+    lock = holder.acquire()
+    page = signed_in("lock-admin")
+    asked = text(act(page, LOCKS, "force_unlock", [lock["lock_id"]]))
+    assert "main" in asked and holder.name in asked and 'name="reason"' in asked
+    text(confirm(page, LOCKS, "force_unlock", [lock["lock_id"]], reason=""))
+    assert kinds(lock) == ["ACQUIRED"]
+    text(confirm(page, LOCKS, "force_unlock", [lock["lock_id"]]))
+    event = LockEvent.objects.get(kind="FORCE_RELEASED")
+    assert (event.actor, event.reason) == ("staff-lock-admin", "stuck since the crash")
+    assert LogEntry.objects.get().object_id == str(lock["lock_id"])
+
+
+def test_only_a_lock_admin_has_the_actions(holder, signed_in):
+    lock = holder.acquire()
+    page = signed_in("operator")
+    assert 'value="force_unlock"' not in text(page.get(LOCKS))
+    confirm(page, LOCKS, "force_unlock", [lock["lock_id"]])
+    assert kinds(lock) == ["ACQUIRED"]
+
+
+def test_extend(holder, signed_in):
+    lock, dead = holder.acquire("a"), holder.acquire("b")
+    shift(dead, expires_at=-1)
+    told = text(confirm(signed_in("lock-admin"), LOCKS, "extend_4h", [lock["lock_id"], dead["lock_id"]]))
+    assert kinds(lock) == ["ACQUIRED", "EXTENDED"]
+    assert kinds(dead) == ["ACQUIRED"]
+    assert "extended 1" in told and "lock_gone 1" in told
+
+
+def test_the_state_of_a_branch_changes_by_its_edges_only(holder, signed_in):
+    lock = holder.acquire()
+    url, page, branch = reverse("admin:locks_branch_changelist"), signed_in("lock-admin"), Branch.objects.get()
+    assert holder.name in text(act(page, url, "force_unlock_branches", [branch.pk]))
+    text(confirm(page, url, "force_unlock_branches", [branch.pk]))
+    assert kinds(lock)[-1] == "FORCE_RELEASED"
+    for action, state in (("set_error", "ERROR"), ("archive", "ERROR"), ("set_active", "ACTIVE")):
+        text(confirm(page, url, action, [branch.pk]))
+        assert Branch.objects.get().state == state
+    assert not BranchLock.objects.active().exists()
+
+
+def test_the_list_costs_the_same_with_many_locks(holder, signed_in, django_assert_max_num_queries):
+    for n in range(12):
+        holder.acquire(f"b{n}")
+    page = signed_in("viewer")
+    with django_assert_max_num_queries(12):
+        page.get(LOCKS)
+
+
+def test_a_gated_admin_names_the_holder_instead_of_failing(holder, monkeypatch):
+    holder.acquire()
+
+    class Refusing:
+        def changeform_view(self, request):
+            from django.db import transaction
+
+            from locks.services import check_write
+
+            with transaction.atomic():
+                check_write("main", "template", "7", actor="editor")
+
+        def delete_view(self, request):
+            raise Unavailable("cannot be asked")
+
+    class Gated(GatedAdminMixin, Refusing):
+        pass
+
+    told = []
+    monkeypatch.setattr(messages, "error", lambda request, text: told.append(text))
+    asked = RequestFactory().post("/admin/somewhere/?x=1")
+    assert Gated().changeform_view(asked)["Location"] == "/admin/somewhere/?x=1"
+    assert holder.name in told[0]
+    assert Gated().delete_view(asked).status_code == 302
+
+
+def test_spans_read_well():
+    assert [span(seconds) for seconds in (5, -65, 3600, 90061)] == ["5 s", "1 min 5 s", "1 h 0 min", "25 h 1 min"]

@@ -1,0 +1,130 @@
+"""From a row to the wire and back: the dispatcher with real providers against servers of their protocols."""
+
+from datetime import timedelta
+
+import pytest
+
+from config import sweeping
+from messaging.models import Message, MessageAttempt, ProviderCircuit, Subscription, Suppression
+from messaging.providers import reset_providers
+from tests.messaging.factories import NOW, ApplicationFactory, message, subscribe
+
+from .servers import DROP, Reply
+
+pytestmark = pytest.mark.django_db
+
+
+def dispatch(now=NOW):
+    assert sweeping.run("messaging.dispatch_due_messages", now=now)["error"] is None
+
+
+def now_of(row):
+    return Message.objects.get(pk=row.pk)
+
+
+@pytest.fixture
+def nhn(settings, plain_server):
+    settings.PROVIDERS = {"KakaoTalk": "nhn", "SMS": "nhn"}
+    settings.NHN_KAKAO_BASE_URL = settings.NHN_SMS_BASE_URL = plain_server.url
+    settings.NHN_KAKAO_APPKEY = settings.NHN_SMS_APPKEY = "app"
+    settings.NHN_KAKAO_SECRET = settings.NHN_SMS_SECRET = "shh"
+    settings.NHN_KAKAO_SENDER_KEY, settings.NHN_SMS_FROM = "k" * 40, "15446859"
+    reset_providers()
+    return plain_server
+
+
+def test_a_stranger_to_kakaotalk_gets_a_text_instead(nhn):
+    def answer(request):
+        head = {"isSuccessful": True, "resultCode": 0, "resultMessage": "SUCCESS"}
+        if "alimtalk" in request.path:
+            results = [{"recipientSeq": 1, "recipientNo": "01000000000", "resultCode": 3019}]
+            return Reply(200, {"header": head, "message": {"requestId": "K1", "sendResults": results}})
+        results = [{"recipientSeq": 1, "recipientNo": "01000000000", "resultCode": 0}]
+        return Reply(200, {"header": head, "body": {"data": {"requestId": "S1", "sendResultList": results}}})
+
+    nhn.answer = answer
+    application = ApplicationFactory()
+    kakao = subscribe(application, "KakaoTalk", user_id="u1")
+    subscribe(application, "SMS", user_id="u1")
+    first = message(kakao)
+    dispatch()
+    dispatch(NOW + timedelta(seconds=1))
+    first = now_of(first)
+    second = Message.objects.get(failover_of=first)
+    assert (first.status, first.error_reason) == ("failed", "not_kakao_user")
+    assert Subscription.objects.get(pk=kakao.pk).status == -60
+    assert (second.channel_type, second.body, second.status) == ("sms", first.body, "successful")
+    assert second.provider_message_id == "S1:1"
+
+
+@pytest.fixture
+def twilio(settings, plain_server):
+    settings.PROVIDERS = {"SMS": "twilio"}
+    settings.TWILIO_BASE_URL = plain_server.url
+    settings.TWILIO_ACCOUNT_SID, settings.TWILIO_AUTH_TOKEN, settings.TWILIO_FROM = "AC1", "secret", "+15005550006"
+    reset_providers()
+    return plain_server
+
+
+def test_a_text_whose_answer_was_lost_is_found_and_not_sent_again(twilio):
+    phone = subscribe(type="SMS")
+    row = message(phone)
+
+    def answer(request):
+        if request.method == "POST":
+            return DROP
+        item = {"sid": "SM1", "status": "sent", "to": phone.token, "body": "Hello"}
+        return Reply(200, {"messages": [item]})
+
+    twilio.answer = answer
+    dispatch()
+    row = now_of(row)
+    assert (row.status, row.hold_reason) == ("pending", "outcome_unknown")
+    sweeping.run("messaging.resolve_unknown_attempts", now=NOW + timedelta(minutes=2))
+    dispatch(NOW + timedelta(minutes=3))
+    row = now_of(row)
+    assert (row.status, row.provider_message_id) == ("successful", "SM1")
+    assert [request.method for request in twilio.requests] == ["POST", "GET"]
+
+
+def test_an_opt_out_at_the_provider_suppresses_the_number_and_hides_it(twilio):
+    phone = subscribe(type="SMS")
+    twilio.replies(Reply(400, {"code": 21610, "message": f"{phone.token} has replied STOP"}))
+    row = message(phone)
+    dispatch()
+    row = now_of(row)
+    assert (row.status, row.error_reason) == ("failed", "unsubscribed")
+    assert Subscription.objects.get(pk=phone.pk).status == -2
+    assert Suppression.objects.get().reason == "unsubscribed"
+    attempt = MessageAttempt.objects.get()
+    assert (attempt.outcome, attempt.code, attempt.provider) == ("rejected", "21610", "twilio")
+    assert phone.token not in attempt.raw
+    assert "has replied STOP" in attempt.raw
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "failure_type", "wait"),
+    [
+        (Reply(503, b"down", {"Retry-After": "1"}), "errored", "outage", 900),
+        (Reply(429, {"code": 20429}, {"Retry-After": "90"}), "errored", "rate_limited", 90),
+        (Reply(429, {"code": 20429}), "errored", "rate_limited", 60),
+        (Reply(401, {"code": 20003}), "errored", "config", 300),
+    ],
+)
+def test_the_next_step_follows_the_class(twilio, reply, status, failure_type, wait):
+    twilio.replies(reply)
+    row = message(subscribe(type="SMS"))
+    dispatch()
+    row = now_of(row)
+    assert (row.status, row.failure_type) == (status, failure_type)
+    assert row.next_attempt_at == NOW + timedelta(seconds=wait)
+    assert ProviderCircuit.objects.filter(provider="twilio").exists() == (failure_type == "config")
+
+
+def test_a_provider_nobody_answers_for_is_tried_again_in_30_seconds(twilio, settings, dead_port):
+    settings.TWILIO_BASE_URL = f"http://127.0.0.1:{dead_port}"
+    row = message(subscribe(type="SMS"))
+    dispatch()
+    row = now_of(row)
+    assert (row.status, row.failure_type) == ("errored", "network")
+    assert row.next_attempt_at == NOW + timedelta(seconds=30)

@@ -1,0 +1,167 @@
+"""What the database itself refuses: states, timestamps, history."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django_fsm import TransitionNotAllowed
+
+from messaging.models import Message, MessageEvent, Subscription
+from tests.messaging.factories import NOW, message, message_in, path_to, subscribe
+
+pytestmark = pytest.mark.django_db
+STATES = ["pending", "successful", "received", "converted", "failed", "errored"]
+LEGAL = {
+    ("pending", "successful"),
+    ("pending", "failed"),
+    ("successful", "failed"),
+    ("errored", "failed"),
+    ("pending", "errored"),
+    ("errored", "pending"),
+    ("successful", "received"),
+    ("received", "converted"),
+}
+COLUMNS = {
+    "pending": {"sent_at": None, "received_at": None, "failed_at": None, "error_details": {}, "next_attempt_at": None},
+    "successful": {"sent_at": NOW, "received_at": None, "failed_at": None},
+    "received": {"sent_at": NOW, "received_at": NOW, "failed_at": None},
+    "converted": {"sent_at": NOW, "received_at": NOW, "converted_at": NOW, "failed_at": None},
+    "failed": {"failed_at": NOW, "error_reason": "x"},
+    "errored": {
+        "error_details": {"errored_at": NOW.isoformat()},
+        "next_attempt_at": NOW,
+        "failure_type": "network",
+        "failed_at": None,
+    },
+}
+
+
+def refused(write):
+    try:
+        with transaction.atomic():
+            write()
+    except IntegrityError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("old", STATES)
+@pytest.mark.parametrize("new", STATES)
+def test_every_pair_of_states(old, new):
+    row = message_in(old)
+    columns = {**COLUMNS[new], **({} if new == "converted" else {"converted_at": None})} if old != new else {}
+    rows = Message.objects.filter(pk=row.pk)
+    events = MessageEvent.objects.count()
+    legal = (old, new) in LEGAL or old == new
+    assert refused(lambda: rows.update(status=new, **columns)) != legal
+    assert Message.objects.get(pk=row.pk).status == (new if legal else old)
+    assert MessageEvent.objects.count() - events == ((old, new) in LEGAL)
+
+
+@pytest.mark.parametrize("state", STATES[1:])
+def test_rows_are_born_pending(state):
+    row = message()
+    sql = (
+        "INSERT INTO messages SELECT (jsonb_populate_record(m, jsonb_build_object('id', gen_random_uuid(),"
+        " 'status', %s::text))).* FROM messages m WHERE id = %s"
+    )
+
+    def born():
+        with connection.cursor() as cursor:
+            cursor.execute(sql, [state, row.pk])
+
+    assert refused(born)
+
+
+BROKEN = [
+    ("pending", {"sent_at": NOW}),
+    ("pending", {"received_at": NOW}),
+    ("pending", {"converted_at": NOW}),
+    ("pending", {"failed_at": NOW}),
+    ("successful", {"sent_at": None}),
+    ("successful", {"converted_at": NOW}),
+    ("successful", {"failed_at": NOW}),
+    ("received", {"sent_at": None}),
+    ("received", {"received_at": None}),
+    ("converted", {"received_at": None}),
+    ("converted", {"converted_at": None}),
+    ("converted", {"expired_at": NOW}),
+    ("failed", {"failed_at": None}),
+    ("failed", {"error_reason": None}),
+    ("failed", {"error_reason": ""}),
+    ("errored", {"next_attempt_at": None}),
+    ("errored", {"failure_type": None}),
+    ("errored", {"error_details": {}}),
+    ("pending", {"priority": 10}),
+]
+
+
+@pytest.mark.parametrize(("state", "columns"), BROKEN)
+def test_timestamps_belong_to_their_state(state, columns):
+    row = message_in(state)
+    assert refused(lambda: Message.objects.filter(pk=row.pk).update(**columns))
+
+
+def test_times_may_be_moved_by_hand_within_the_constraints():
+    row = message_in("received")
+    long_ago = NOW - timedelta(days=400)
+    Message.objects.filter(pk=row.pk).update(created_at=long_ago, sent_at=long_ago, received_at=long_ago)
+    assert MessageEvent.objects.filter(message=row).count() == 3
+
+
+def test_python_refuses_to_convert_what_has_expired():
+    row = message_in("received")
+    row.expired_at = NOW
+    with pytest.raises(TransitionNotAllowed):
+        row.convert(NOW)
+
+
+def test_each_change_appends_its_event_and_its_version():
+    row = message_in("errored")
+    Message.objects.filter(pk=row.pk).update(
+        status="pending", retried_at=NOW + timedelta(seconds=30), next_attempt_at=None, error_details={}
+    )
+    for status, columns in path_to("converted", NOW + timedelta(minutes=1)):
+        Message.objects.filter(pk=row.pk).update(status=status, **columns)
+    events = list(MessageEvent.objects.order_by("id").values_list("event_type", "occurred_at"))
+    assert [name for name, _at in events] == ["created", "errored", "retried", "sent", "received", "converted"]
+    assert events[2][1] == NOW + timedelta(seconds=30)
+    history = Message.objects.get().version_history
+    assert [history[str(n)]["transition"] for n in range(1, 6)] == ["error", "retry", "send", "receive", "convert"]
+    assert MessageEvent.objects.get(event_type="retried").metadata == {"failure_type": "network"}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["UPDATE message_events SET event_type = 'x'", "DELETE FROM message_events", "TRUNCATE message_events"],
+)
+def test_events_cannot_be_changed(sql):
+    message()
+
+    def write():
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    assert refused(write)
+    assert MessageEvent.objects.count() == 1
+
+
+def test_tokens_are_encrypted_and_found_by_a_keyed_hash(settings):
+    row = subscribe(type="Email", token="Ann@Example.com")
+    stored = Subscription.objects.filter(pk=row.pk).values().get()
+    assert not [value for value in stored.values() if isinstance(value, str) and "ann@" in value.lower()]
+    assert Subscription.objects.get(pk=row.pk).token == "Ann@Example.com"
+    assert Subscription.objects.holding(row.application, "email", "ann@example.COM").get() == row
+
+
+def test_a_rotated_secret_reads_old_tokens_and_finds_them_after_reencryption(settings):
+    from messaging.services.addresses import reencrypt_addresses
+
+    row = subscribe(type="Email", token="ann@example.com")
+    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+    settings.SECRET_KEY = "another secret of sufficient length, more or less"
+    assert Subscription.objects.get(pk=row.pk).token == "ann@example.com"
+    assert not Subscription.objects.holding(row.application, "email", "ann@example.com").exists()
+    assert reencrypt_addresses(lambda _text: None)["subscriptions"] == 1
+    settings.SECRET_KEY_FALLBACKS = []
+    assert Subscription.objects.holding(row.application, "email", "ann@example.com").get().token == "ann@example.com"

@@ -1,0 +1,230 @@
+"""What only breaks when several do it at once, or when one dies in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from messaging import providers
+from messaging.models import (
+    Application,
+    Message,
+    MessageAttempt,
+    MessageEvent,
+    QuotaUsage,
+    Subscription,
+    Suppression,
+)
+from messaging.services import (
+    MessageRequest,
+    SubscriptionSpec,
+    cancel_messages,
+    create_messages,
+    enqueue_messages,
+    record_conversion,
+    record_receipt,
+    suppress,
+    upsert_subscriptions,
+)
+from messaging.services.dispatching import dispatch
+from tests.messaging.carriers import Carrier
+from tests.messaging.factories import ApplicationFactory, draft, message_in, subscribe
+
+
+@pytest.fixture(autouse=True)
+def carrier(settings):
+    settings.PROVIDERS = {"AndroidPush": "null", "Email": "null", "SMS": "null"}
+    providers.reset_providers()
+    providers._built[("null", "")] = found = Carrier()
+    yield found
+    providers.reset_providers()
+
+
+def create(subscription, count):
+    now = timezone.now()
+    outcomes = enqueue_messages([draft(subscription) for _ in range(count)], now=now)
+    return [outcome.message_id for outcome in outcomes]
+
+
+def test_eight_dispatchers_send_each_of_two_thousand_messages_once(at_once, carrier):
+    subscription = subscribe()
+    for _ in range(4):
+        create(subscription, 500)
+    counts = at_once(*[lambda: dispatch(timezone.now, lambda: True)] * 8)
+    assert sum(counts, Counter()) == {"successful": 2000}
+    assert max(Counter(sent.message_id for sent in carrier.sent).values()) == 1
+    assert MessageAttempt.objects.filter(outcome="accepted", attempt_no=1).count() == 2000
+    assert Counter(MessageEvent.objects.values_list("event_type", flat=True)) == {"created": 2000, "sent": 2000}
+    assert not Message.objects.exclude(status="successful", lease_id=None).exists()
+
+
+def test_the_same_key_at_the_same_instant_makes_one_message(at_once):
+    subscription = subscribe()
+    asked = MessageRequest(subscription_id=subscription.pk, title="x", idempotency_key="k", fingerprint="f")
+    results = at_once(*[lambda: create_messages([asked], Application.objects.all(), now=timezone.now())[0]] * 8)
+    assert len({outcome.message_id for outcome in results}) == Message.objects.count() == 1
+    assert sum(outcome.created for outcome in results) == 1
+
+
+def test_batches_of_the_same_keys_in_any_order_do_not_deadlock(at_once):
+    subscription = subscribe()
+    drafts = [draft(subscription, idempotency_key=f"k{n}") for n in range(100)]
+    batches = [drafts, drafts[::-1], drafts[50:] + drafts[:50], drafts[::-1]]
+    results = at_once(*[partial(enqueue_messages, batch, now=timezone.now()) for batch in batches])
+    assert sum(outcome.created for outcomes in results for outcome in outcomes) == Message.objects.count() == 100
+
+
+def test_the_quota_holds_under_pressure(at_once):
+    subscription = subscribe()
+    Application.objects.update(daily_quota=50)
+    results = at_once(*[lambda: enqueue_messages([draft(subscription)] * 10, now=timezone.now())] * 8)
+    codes = Counter(outcome.code for outcomes in results for outcome in outcomes)
+    assert codes == {None: 50, "quota_exceeded": 30}
+    assert (Message.objects.count(), QuotaUsage.objects.get().used) == (50, 50)
+
+
+def test_registering_one_token_at_once_makes_one_subscription(at_once):
+    application = ApplicationFactory()
+    specs = [SubscriptionSpec("Email", f"u{n}@example.com") for n in range(20)]
+    results = at_once(*[partial(upsert_subscriptions, application, order) for order in (specs, specs[::-1]) * 4])
+    assert Subscription.objects.count() == 20
+    assert {len({row.pk for row in rows}) for rows in results} == {20}
+
+
+def test_suppressing_one_address_at_once_suppresses_it_once(at_once):
+    application = ApplicationFactory()
+    entry = ("email", "a@example.com", "manual", {})
+    results = at_once(*[lambda: suppress(application, [entry], now=timezone.now())] * 6)
+    assert sum(results) == Suppression.objects.count() == 1
+
+
+def test_a_message_is_either_cancelled_or_sent(at_once, carrier):
+    ids = create(subscribe(), 200)
+    results = at_once(
+        *[lambda: dispatch(timezone.now, lambda: True)] * 2,
+        *[lambda part=part: cancel_messages(ids[part::2], now=timezone.now()) for part in (0, 1)],
+    )
+    cancelled = results[2] | results[3]
+    sent = {message.message_id for message in carrier.sent}
+    assert cancelled & sent == set()
+    assert cancelled | sent == set(ids)
+    assert set(Message.objects.filter(error_reason="cancelled").values_list("pk", flat=True)) == cancelled
+
+
+def test_reports_at_the_same_instant_count_once(at_once):
+    row = message_in("successful", at=timezone.now())
+    calls = [lambda: record_receipt(row.pk, now=timezone.now()), lambda: record_conversion(row.pk, now=timezone.now())]
+    results = at_once(*calls * 4)
+    assert not [result for result in results if isinstance(result, Exception)]
+    subscription = Subscription.objects.get()
+    assert (subscription.total_messages_received, subscription.total_messages_converted) == (1, 1)
+    kinds = Counter(MessageEvent.objects.values_list("event_type", flat=True))
+    assert kinds == {"created": 1, "sent": 1, "received": 1, "converted": 1}
+
+
+# --- kill -9 -----------------------------------------------------------------------------------------------------
+
+# A dispatcher in a process of its own that kills itself at one step. What it hands to the carrier is a line in a file,
+# as a real provider would know it however the sender ends.
+DISPATCHER = """
+import os, signal, sys
+import django
+django.setup()
+from django.db import connection
+connection.settings_dict["NAME"] = sys.argv[1]
+step, ledger = sys.argv[2], sys.argv[3]
+from messaging import providers
+from messaging.providers.answers import accepted
+from messaging.services import claiming, dispatching, recording
+
+def die(*_args, **_kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Ledger:
+    name, concurrency, idempotent, receipts = "null", 100, True, True
+    def send(self, batch):
+        for number, message in enumerate(batch):
+            if step == "during_call" and number == len(batch) // 2:
+                die()
+            with open(ledger, "a") as file:
+                file.write(f"{message.message_id}\\n")
+        if step == "after_call":
+            die()
+        return [accepted(str(message.message_id)) for message in batch]
+    def query(self, message_id, *_more):
+        known = set(open(ledger).read().split()) if os.path.exists(ledger) else set()
+        return accepted("asked") if str(message_id) in known else providers.Answer("transient", code="not_found")
+
+providers._built[("null", "")] = Ledger()
+if step == "before_claim":
+    claiming._due = die
+elif step == "before_lease_commit":
+    claiming._outgoing = die
+elif step == "after_claim":
+    claim = dispatching.Lane.claim
+    dispatching.Lane.claim = lambda lane, now: die() if (batch := claim(lane, now)).attempts else batch
+elif step == "before_record":
+    dispatching.record_batch = die
+elif step == "before_record_commit":
+    recording.punish = die
+lanes = dispatching.lanes
+dispatching.lanes = lambda: [dispatching.Lane(lane.subscription_type, lane.provider, size=8) for lane in lanes()]
+from config import sweeping
+from django.utils.dateparse import parse_datetime
+now = parse_datetime(sys.argv[4])
+for name in ("resolve_unknown_attempts", "dispatch_due_messages"):
+    sweeping.run(f"messaging.{name}", now=now, wait=True)
+"""
+STEPS = [
+    "before_claim",
+    "before_lease_commit",
+    "after_claim",
+    "during_call",
+    "after_call",
+    "before_record",
+    "before_record_commit",
+]
+
+
+def run_dispatcher(step, ledger, now):
+    """Its exit code: −9 when it killed itself."""
+    settings_dict = connection.settings_dict
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "config.settings",
+        "PROVIDERS": "AndroidPush=null,SMS=null,Email=null",
+    }
+    command = [sys.executable, "-c", DISPATCHER, settings_dict["NAME"], step, str(ledger), now.isoformat()]
+    return subprocess.run(command, env=environment, timeout=120, capture_output=True, check=False).returncode
+
+
+def test_kill_9_at_each_step_loses_nothing_and_lists_what_is_ambiguous(transactional_db, tmp_path):
+    ledger, now = tmp_path / "ledger", timezone.now() + timedelta(seconds=1)
+    for kind in ("AndroidPush", "SMS", "Email"):
+        create(subscribe(type=kind), 70)
+    for step in STEPS:
+        assert run_dispatcher(step, ledger, now) == -signal.SIGKILL, step
+        now += timedelta(minutes=4)
+    for _ in range(2):
+        assert run_dispatcher("none", ledger, now) == 0
+        now += timedelta(minutes=4)
+    handed = Counter(ledger.read_text().split())
+    for row in Message.objects.all():
+        times = handed[str(row.pk)]
+        # None is lost, none is sent and forgotten, and what is ambiguous is listed as such.
+        assert row.status == "successful" or row.hold_reason == "outcome_unknown"
+        assert times >= 1 or row.hold_reason
+        # Only a push is ever repeated, with the id by which the device shows it once.
+        assert times <= (2 if row.channel_type == "push" else 1)
+        assert row.channel_type != "sms" or row.hold_reason is None
+    assert not MessageAttempt.objects.filter(ended_at=None).exists()
+    accepted = Counter(MessageAttempt.objects.filter(outcome="accepted").values_list("message_id", flat=True))
+    assert set(accepted.values()) == {1}
+    assert Message.objects.filter(hold_reason="outcome_unknown").exists()
