@@ -66,6 +66,9 @@ class Outcome:
     attr: str | None = None
     retry_after: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    # What was inserted, for whoever wants to show the message without reading it back.
+    draft: Draft | None = field(default=None, repr=False, compare=False)
+    subscription: Subscription | None = field(default=None, repr=False, compare=False)
 
     @property
     def refused(self) -> bool:
@@ -223,12 +226,24 @@ def _charge_and_insert(
     inserted = insert_messages([(pk, draft, subscriptions[draft.subscription_id]) for pk, draft in taken.values()], now)
     for index, (pk, draft) in taken.items():
         if pk in inserted:
-            outcomes[index] = Outcome(pk, created=True)
+            outcomes[index] = Outcome(pk, created=True, draft=draft, subscription=subscriptions[draft.subscription_id])
         elif draft.application_id in allowances:
             allowances[draft.application_id].give_back(1)
     for allowance in allowances.values():
         allowance.charge()
     return outcomes
+
+
+def as_message(outcome: Outcome, now: datetime) -> Message | None:
+    """The message just created, as it stands in the database."""
+    draft, subscription = outcome.draft, outcome.subscription
+    if draft is None or subscription is None:
+        return None
+    values = _values(outcome.message_id, draft, subscription)  # type: ignore[arg-type]
+    row = Message(created_at=now, **dict(zip(COLUMNS, values, strict=True)))
+    row.data, row.template_parameters = dict(draft.data), dict(draft.template_parameters)
+    row.application = subscription.application
+    return row
 
 
 COLUMNS = {
