@@ -395,6 +395,10 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "messaging.fold_rollups": {"cron": MINUTE},
     "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
     "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
+    "campaigns.send_due_steps": {"cron": MINUTE},
+    "campaigns.follow_message_results": {"cron": MINUTE},
+    "campaigns.resume_paused_enrollments": {"cron": MINUTE},
+    "campaigns.reconcile_sequences": {"cron": FIVE_MINUTES},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)

@@ -4,7 +4,7 @@ import select
 import socket
 from typing import Any
 
-from django.db.models import Case, Count, IntegerField, Q, QuerySet, When
+from django.db.models import Count, Q, QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -24,7 +24,7 @@ from config.rest.schema import ErrorResponseSerializer
 from locks import services
 from locks.api import serializers as shapes
 from locks.api.indexing import answer_start
-from locks.models import Branch, BranchLock, LockType, Scope
+from locks.models import Branch, BranchLock, LockQuerySet, LockType, Scope
 
 HOLD, ADMINISTER = "locks.hold_locks", "locks.administer_locks"
 VIEW, VIEW_BRANCH = "locks.view_branchlock", "locks.view_branch"
@@ -211,23 +211,21 @@ class LockViewSet(UUIDLookup, mixins.ListModelMixin, GenericViewSet[BranchLock])
     @action(detail=False, url_path="health-summary", pagination_class=None, extra_query_params=[])
     def health_summary(self, request: Request) -> Response:
         rows = self.filter_queryset(BranchLock.objects.active().clocked().select_related("branch"))
-        return Response(shapes.LockHealthSummarySerializer(summary(rows)).data)
+        return Response(shapes.LockHealthSummarySerializer(summary(rows)).data)  # type: ignore[arg-type]
 
 
-def summary(rows: QuerySet[BranchLock]) -> dict[str, Any]:
+def summary(rows: LockQuerySet) -> dict[str, Any]:
     beating = Q(heartbeat_interval__gt=0)
     counts = rows.aggregate(
         total=Count("pk"),
         enabled=Count("pk", filter=beating),
         **{name: Count("pk", filter=beating & Q(heartbeat_health=name)) for name in shapes.HEALTH},
     )
-    ranks = [When(heartbeat_health=name, then=rank) for rank, name in enumerate(reversed(shapes.HEALTH))]
-    worst_first = rows.order_by(Case(*ranks, default=3, output_field=IntegerField()), "heard_at", "pk")  # type: ignore[misc]
     return {
         "total_locks": counts["total"],
         "heartbeat_enabled_locks": counts["enabled"],
         "health_summary": {name: counts[name] for name in shapes.HEALTH},
-        "lock_details": worst_first[:DETAILS],
+        "lock_details": rows.worst_first()[:DETAILS],
     }
 
 

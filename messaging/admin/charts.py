@@ -11,14 +11,14 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from messaging.admin.base import ReadOnlyAdmin
 from messaging.models import Application, Channel, Kind, MessageRollup
 from messaging.services.analytics import message_figures
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 220, 46, 24, 12
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 250, 74, 28, 12
 RANGES = (7, 30, 90)
 GROUPS = (("channel", _("Channel")), ("kind", _("Kind")), ("campaign", _("Campaign")), ("retry", _("Retries")))
 MOST_ROWS = 50
@@ -49,17 +49,17 @@ def funnel(steps: Sequence[tuple[Any, int]]) -> SafeString:
     """How many of the created came how far."""
     most, parts, row = max([n for _label, n in steps] + [1]), [], 44
     for index, (label, n) in enumerate(steps):
-        width = max(2.0, (WIDTH - 220) * n / most) if n else 0
+        width = max(2.0, (WIDTH - 320) * n / most) if n else 0
         share = f"{n / steps[0][1]:.1%}" if steps[0][1] else "–"
         parts.append(
             format_html(
-                '<text x="0" y="{}">{}</text><rect class="sb-s{} sb-bar" x="130" y="{}" width="{}" height="26" rx="4"/>'
+                '<text x="0" y="{}">{}</text><rect class="sb-s{} sb-bar" x="170" y="{}" width="{}" height="26" rx="4"/>'
                 '<text class="sb-value" x="{}" y="{}">{} <tspan>· {}</tspan></text>',
                 *(index * row + 24, label, index, index * row + 6, f"{width:.1f}"),
-                *(f"{136 + width:.1f}", index * row + 24, f"{n:,}", share),
+                *(f"{178 + width:.1f}", index * row + 24, f"{n:,}", share),
             )
         )
-    return _svg(parts, _now("Funnel"), len(steps) * row)
+    return _svg(parts, gettext("Funnel"), len(steps) * row)
 
 
 def _svg(parts: Sequence[SafeString], label: str, height: int = HEIGHT) -> SafeString:
@@ -90,7 +90,7 @@ def _grid(top: float, unit: str) -> SafeString:
 
 
 def _days(days: Sequence[str]) -> SafeString:
-    step = max(1, len(days) // 7)
+    step = max(1, len(days) // 6)
     places = range(0, len(days), step)
     return format_html_join(
         "",
@@ -182,26 +182,26 @@ def pictures(chosen: Choice) -> dict[str, Any]:
     rates = [
         (word, [by_day[day][name] if day in by_day else None for day in days])
         for name, word in (
-            ("send_rate", _now("Send rate")),
-            ("reach_rate", _now("Reach")),
-            ("conversion_rate", _now("Conversion")),
+            ("send_rate", gettext("Send rate")),
+            ("reach_rate", gettext("Reach")),
+            ("conversion_rate", gettext("Conversion")),
         )
     ]
     delays = [
         (word, [by_day[day]["latencies"][name][part] if day in by_day else None for day in days])
         for name, part, word in (
-            ("send", "p50", _now("Accepted, p50")),
-            ("send", "p95", _now("Accepted, p95")),
-            ("receive", "p50", _now("Delivered, p50")),
-            ("receive", "p95", _now("Delivered, p95")),
+            ("send", "p50", gettext("Accepted, p50")),
+            ("send", "p95", gettext("Accepted, p95")),
+            ("receive", "p50", gettext("Delivered, p50")),
+            ("receive", "p95", gettext("Delivered, p95")),
         )
     ]
     top = nice([value for _word, values in delays for value in values if value is not None])
     steps = [
-        (_now("Created"), totals["created"]),
-        (_now("Accepted by provider"), totals["sent"]),
-        (_now("Delivered"), totals["received"]),
-        (_now("Converted"), totals["converted"]),
+        (gettext("Created"), totals["created"]),
+        (gettext("Accepted by provider"), totals["sent"]),
+        (gettext("Delivered"), totals["received"]),
+        (gettext("Converted"), totals["converted"]),
     ]
     return {
         "tiles": tiles(totals),
@@ -215,7 +215,7 @@ def pictures(chosen: Choice) -> dict[str, Any]:
         "retries": [
             (word, effect["retried"], effect["sent"], shown(effect["rate"], "%"))
             for word, effect in zip(
-                (_now("Network"), _now("Outage"), _now("Rate limit")),
+                (gettext("Network"), gettext("Outage"), gettext("Rate limit")),
                 totals["retry_effectiveness"].values(),
                 strict=True,
             )
@@ -225,10 +225,10 @@ def pictures(chosen: Choice) -> dict[str, Any]:
 
 def tiles(totals: dict[str, Any]) -> list[tuple[Any, str]]:
     counts = [
-        (_now("Created"), "created"), (_now("Pending"), "pending"), (_now("Accepted by provider"), "sent"),
-        (_now("Delivered"), "received"), (_now("Converted"), "converted"), (_now("Errored"), "errored"),
-        (_now("Failed, never accepted"), "failed"), (_now("Failed after acceptance"), "failed_after_send"),
-        (_now("Cancelled"), "cancelled"),
+        (gettext("Created"), "created"), (gettext("Pending"), "pending"), (gettext("Accepted by provider"), "sent"),
+        (gettext("Delivered"), "received"), (gettext("Converted"), "converted"), (gettext("Errored"), "errored"),
+        (gettext("Failed, never accepted"), "failed"), (gettext("Failed after acceptance"), "failed_after_send"),
+        (gettext("Cancelled"), "cancelled"),
     ]  # fmt: skip
     return [(word, f"{totals[name]:,}") for word, name in counts]
 

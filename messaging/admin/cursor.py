@@ -42,7 +42,7 @@ class CursorChangeList(ChangeList):
         rows = rows[: self.list_per_page]
         self.result_list = rows[::-1] if back else rows
         self.result_count = len(rows)
-        self.full_result_count = None
+        self.full_result_count = self.result_count  # unfold shows them where they differ
         self.show_admin_actions = True
         self.can_show_all = self.multi_page = False
         self.paginator = CursorPaginator(rows, self.list_per_page)

@@ -7,12 +7,12 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
 
 from config.console import Entry, confirmed_action, pill
-from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, folded, linked, list_url
+from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, folded, linked, list_url, moment
 from messaging.admin.cursor import CursorChangeList, as_uuid
 from messaging.models import Message, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookInbox
 from messaging.providers.webhooks import PROVIDERS
@@ -86,14 +86,14 @@ class ToldFilter(DropdownFilter):
 @admin.register(WebhookDelivery)
 class WebhookDeliveryAdmin(ReadOnlyAdmin):
     icon, menu_order = "outgoing_mail", 81
-    list_display = ("created_at", "event_type", "state", "attempt_count", "next_attempt_at", "endpoint")
+    list_display = ("at", "event_type", "state", "attempt_count", "next_at", "endpoint")
     list_select_related = ("endpoint",)
     list_filter = (ToldFilter,)
     search_fields = ("id",)
     search_help_text = _("The id of a message or an endpoint")
     sortable_by = ()
     fieldsets = (
-        (None, {"fields": (("event_type", "state", "attempt_count"), ("endpoint", "of_message"), "webhook_id")}),
+        (None, {"fields": (("event_type", "state"), ("endpoint", "of_message"), ("webhook_id", "attempt_count"))}),
         (_("Times"), {"fields": (("created_at", "next_attempt_at"), ("delivered_at", "given_up_at"))}),
         (_("Body"), {"fields": ("shown_payload",)}),
     )
@@ -107,6 +107,8 @@ class WebhookDeliveryAdmin(ReadOnlyAdmin):
             icon="replay",
         ),
     )
+
+    at, next_at = moment("created_at", _("created")), moment("next_attempt_at", _("next attempt"))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return CursorChangeList
@@ -139,7 +141,7 @@ class WebhookDeliveryAdmin(ReadOnlyAdmin):
     def timeline_entries(self, obj: WebhookDelivery) -> Iterator[Entry]:
         for attempt in WebhookAttempt.objects.filter(delivery=obj).order_by("-attempt_no")[:50]:
             said = f"HTTP {attempt.status_code}" if attempt.status_code else attempt.error
-            title = _now("Attempt %(no)s: %(said)s") % {"no": attempt.attempt_no, "said": said}
+            title = gettext("Attempt %(no)s: %(said)s") % {"no": attempt.attempt_no, "said": said}
             body: Any = f"{attempt.latency_ms} ms"
             if attempt.answer:
                 body = format_html("{}{}", body, folded(attempt.answer))
@@ -161,7 +163,7 @@ class ProviderFilter(DropdownFilter):
 @admin.register(WebhookInbox)
 class WebhookInboxAdmin(ReadOnlyAdmin):
     icon, menu_order = "move_to_inbox", 82
-    list_display = ("received_at", "provider", "event_type", "outcome", "note", "of_message")
+    list_display = ("at", "provider", "event_type", "outcome", "note", "of_message")
     list_filter = (("state", ChoicesDropdownFilter), ProviderFilter)
     search_fields = ("id",)
     search_help_text = _("The id of an event or of a message, ours or the provider's")
@@ -177,10 +179,12 @@ class WebhookInboxAdmin(ReadOnlyAdmin):
                 )
             },
         ),
-        (_("Times"), {"fields": (("occurred_at", "received_at", "applied_at"),)}),
+        (_("Times"), {"fields": (("occurred_at", "received_at"), "applied_at")}),
         (_("Event as told"), {"fields": ("shown_payload",)}),
     )
     TONES = {"parked": "warning", "applied": "success", "ignored": "", "abandoned": "danger"}
+
+    at = moment("received_at", _("arrived"))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return CursorChangeList

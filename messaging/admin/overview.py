@@ -22,6 +22,7 @@ from messaging.models import (
     WebhookEndpoint,
     WebhookInbox,
 )
+from messaging.models.messages import CLOCK_START
 from messaging.services.analytics import message_figures
 
 MOST = 10_000
@@ -33,7 +34,7 @@ def few(rows: QuerySet[Any]) -> str:
     return f"{found:,}" if found <= MOST else f"{MOST:,}+"
 
 
-@panel(gettext_lazy("Messages today (UTC)"), order=40, icon="mail", permission="messaging.view_message")
+@panel(gettext_lazy("Messages today"), order=40, icon="mail", permission="messaging.view_message")
 def today_panel(request: HttpRequest) -> Panel:
     midnight = timezone.now().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     applications = list(Application.objects.values_list("pk", flat=True))
@@ -41,6 +42,7 @@ def today_panel(request: HttpRequest) -> Panel:
     totals, channels = found["totals"], dict(Channel.choices)
     rows = [
         Row(
+            # Days are UTC days, here as in the analytics.
             title=channels.get(row["key"], row["key"]),
             note=_("accepted %(sent)s · delivered %(received)s · converted %(converted)s · failed %(failed)s")
             % {name: f"{row[name]:,}" for name in ("sent", "received", "converted", "failed")},
@@ -50,7 +52,6 @@ def today_panel(request: HttpRequest) -> Panel:
         for row in found["results"]
     ]
     figures = [
-        Figure(_("created"), f"{totals['created']:,}"),
         Figure(_("accepted"), f"{totals['sent']:,}", tone="info"),
         Figure(_("delivered"), f"{totals['received']:,}", tone="success"),
         Figure(_("failed"), f"{totals['failed']:,}", tone="danger" if totals["failed"] else ""),
@@ -66,7 +67,7 @@ def queue_panel(request: HttpRequest) -> Panel:
     held = Message.objects.filter(status="pending", hold_reason__isnull=False)
     errored = Message.objects.filter(status="errored")
     waits = _("nothing waits")
-    if first := due.order_by("clock_start").values_list("created_at", flat=True)[:1].first():
+    if first := due.order_by(CLOCK_START).values_list("created_at", flat=True)[:1].first():
         waits = _("the oldest is %(age)s old") % {"age": age(first, now)}
     rows = [
         Row(_("due now"), waits, f"{url}?state=pending", few(due), "info"),

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RelatedDropdownFilter
 
 from config.console import Entry, confirmed_action, pill
-from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, list_url
+from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, list_url, moment
 from messaging.admin.cursor import CursorChangeList, as_uuid
 from messaging.admin.messages import addressed
 from messaging.models import Application, Message, ProviderCircuit, Subscription, SubscriptionEvent, Suppression
@@ -82,14 +82,14 @@ def enable(ids: list[Any], actor: Any, reason: str) -> Any:
 @admin.register(Subscription)
 class SubscriptionAdmin(ReadOnlyAdmin):
     icon, menu_order = "contacts", 30
-    list_display = ("token_hint", "type", "code", "user_id", "application", "last_active_at", "created_at")
+    list_display = ("token_hint", "type", "code", "user_id", "application", "active_at", "at")
     list_select_related = ("application",)
     list_filter = (("type", ChoicesDropdownFilter), SendableFilter, ("application", RelatedDropdownFilter))
     search_fields = ("id",)
     search_help_text = _("A subscription's or user's id, or an address; always the whole of it")
     sortable_by = ()
     fieldsets = (
-        (None, {"fields": (("type", "token_hint", "code"), ("application", "user_id"), "status_reason")}),
+        (None, {"fields": (("token_hint", "type"), ("code", "status_reason"), ("application", "user_id"))}),
         (
             _("Device"),
             {"fields": (("device_model", "device_os", "device_language"), ("app_version", "locale", "time_zone"))},
@@ -99,8 +99,9 @@ class SubscriptionAdmin(ReadOnlyAdmin):
             _("Activity"),
             {
                 "fields": (
-                    ("total_messages_received", "total_messages_converted", "last_active_at"),
-                    ("subscribed_at", "unsubscribed_at", "created_at"),
+                    ("total_messages_received", "total_messages_converted"),
+                    ("created_at", "last_active_at"),
+                    ("subscribed_at", "unsubscribed_at"),
                     "shown_tags",
                 )
             },
@@ -114,6 +115,8 @@ class SubscriptionAdmin(ReadOnlyAdmin):
             _("Enable"), None, enable, permissions=["messaging.change_subscription"], name="enable", icon="check_circle"
         ),
     )
+
+    at, active_at = moment("created_at", _("created")), moment("last_active_at", _("last active"))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return CursorChangeList
@@ -166,14 +169,14 @@ def lift(ids: list[Any], actor: Any, reason: str) -> Any:
 @admin.register(Suppression)
 class SuppressionAdmin(ReadOnlyAdmin):
     icon, menu_order = "person_off", 40
-    list_display = ("address_hint", "channel_type", "reason", "state", "application", "created_at")
+    list_display = ("address_hint", "channel_type", "reason", "state", "application", "at")
     list_select_related = ("application",)
     list_filter = (LiftedFilter, ("channel_type", ChoicesDropdownFilter), ("application", RelatedDropdownFilter))
     search_fields = ("id",)
     search_help_text = _("The whole address")
     sortable_by = ()
     fieldsets = (
-        (None, {"fields": (("address_hint", "channel_type", "state"), ("application", "reason", "created_at"))}),
+        (None, {"fields": (("address_hint", "channel_type"), ("state", "reason"), ("application", "created_at"))}),
         (_("Evidence"), {"fields": ("shown_evidence",)}),
         (_("Lifted"), {"fields": (("lifted_at", "lifted_by"), "lift_note")}),
     )
@@ -182,6 +185,8 @@ class SuppressionAdmin(ReadOnlyAdmin):
             _("Lift"), None, lift, permissions=["messaging.lift_suppression"], name="lift", icon="lock_open"
         ),
     )
+
+    at = moment("created_at", _("created"))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return CursorChangeList
