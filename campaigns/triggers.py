@@ -103,12 +103,16 @@ COLLECT = f"""
 
 
 def executions_changed(operation: str) -> str:
+    """First per enrollment, so that each is looked up once however many of its rows changed."""
     changes = difference(operation, "enrollment_id, meaning", f"id, enrollment_id, {MEANING} AS meaning")
     return f"""
         {SHARE}
         {COLLECT}
-          FROM (SELECT e.sequence_id, bool_or(c.meaning = 'work') AS work, {sums()}, 0 AS enrollments
-                  FROM ({changes}) c JOIN sequence_enrollments e ON e.id = c.enrollment_id
+          FROM (SELECT e.sequence_id, bool_or(c.work) AS work,
+                       {", ".join(f"sum(c.{name}) AS {name}" for name in COUNTED)}, 0 AS enrollments
+                  FROM (SELECT c.enrollment_id, bool_or(c.meaning = 'work') AS work, {sums()} FROM ({changes}) c
+                         GROUP BY c.enrollment_id) c
+                  JOIN sequence_enrollments e ON e.id = c.enrollment_id
                  GROUP BY e.sequence_id) g;
         IF ids IS NULL THEN RETURN NULL; END IF;
         {APPLY}

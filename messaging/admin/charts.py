@@ -11,7 +11,7 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from messaging.admin.base import ReadOnlyAdmin
@@ -59,7 +59,7 @@ def funnel(steps: Sequence[tuple[Any, int]]) -> SafeString:
                 *(f"{178 + width:.1f}", index * row + 24, f"{n:,}", share),
             )
         )
-    return _svg(parts, _now("Funnel"), len(steps) * row)
+    return _svg(parts, gettext("Funnel"), len(steps) * row)
 
 
 def _svg(parts: Sequence[SafeString], label: str, height: int = HEIGHT) -> SafeString:
@@ -182,26 +182,26 @@ def pictures(chosen: Choice) -> dict[str, Any]:
     rates = [
         (word, [by_day[day][name] if day in by_day else None for day in days])
         for name, word in (
-            ("send_rate", _now("Send rate")),
-            ("reach_rate", _now("Reach")),
-            ("conversion_rate", _now("Conversion")),
+            ("send_rate", gettext("Send rate")),
+            ("reach_rate", gettext("Reach")),
+            ("conversion_rate", gettext("Conversion")),
         )
     ]
     delays = [
         (word, [by_day[day]["latencies"][name][part] if day in by_day else None for day in days])
         for name, part, word in (
-            ("send", "p50", _now("Accepted, p50")),
-            ("send", "p95", _now("Accepted, p95")),
-            ("receive", "p50", _now("Delivered, p50")),
-            ("receive", "p95", _now("Delivered, p95")),
+            ("send", "p50", gettext("Accepted, p50")),
+            ("send", "p95", gettext("Accepted, p95")),
+            ("receive", "p50", gettext("Delivered, p50")),
+            ("receive", "p95", gettext("Delivered, p95")),
         )
     ]
     top = nice([value for _word, values in delays for value in values if value is not None])
     steps = [
-        (_now("Created"), totals["created"]),
-        (_now("Accepted by provider"), totals["sent"]),
-        (_now("Delivered"), totals["received"]),
-        (_now("Converted"), totals["converted"]),
+        (gettext("Created"), totals["created"]),
+        (gettext("Accepted by provider"), totals["sent"]),
+        (gettext("Delivered"), totals["received"]),
+        (gettext("Converted"), totals["converted"]),
     ]
     return {
         "tiles": tiles(totals),
@@ -215,7 +215,7 @@ def pictures(chosen: Choice) -> dict[str, Any]:
         "retries": [
             (word, effect["retried"], effect["sent"], shown(effect["rate"], "%"))
             for word, effect in zip(
-                (_now("Network"), _now("Outage"), _now("Rate limit")),
+                (gettext("Network"), gettext("Outage"), gettext("Rate limit")),
                 totals["retry_effectiveness"].values(),
                 strict=True,
             )
@@ -225,10 +225,10 @@ def pictures(chosen: Choice) -> dict[str, Any]:
 
 def tiles(totals: dict[str, Any]) -> list[tuple[Any, str]]:
     counts = [
-        (_now("Created"), "created"), (_now("Pending"), "pending"), (_now("Accepted by provider"), "sent"),
-        (_now("Delivered"), "received"), (_now("Converted"), "converted"), (_now("Errored"), "errored"),
-        (_now("Failed, never accepted"), "failed"), (_now("Failed after acceptance"), "failed_after_send"),
-        (_now("Cancelled"), "cancelled"),
+        (gettext("Created"), "created"), (gettext("Pending"), "pending"), (gettext("Accepted by provider"), "sent"),
+        (gettext("Delivered"), "received"), (gettext("Converted"), "converted"), (gettext("Errored"), "errored"),
+        (gettext("Failed, never accepted"), "failed"), (gettext("Failed after acceptance"), "failed_after_send"),
+        (gettext("Cancelled"), "cancelled"),
     ]  # fmt: skip
     return [(word, f"{totals[name]:,}") for word, name in counts]
 

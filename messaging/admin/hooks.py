@@ -7,7 +7,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
 
@@ -141,7 +141,7 @@ class WebhookDeliveryAdmin(ReadOnlyAdmin):
     def timeline_entries(self, obj: WebhookDelivery) -> Iterator[Entry]:
         for attempt in WebhookAttempt.objects.filter(delivery=obj).order_by("-attempt_no")[:50]:
             said = f"HTTP {attempt.status_code}" if attempt.status_code else attempt.error
-            title = _now("Attempt %(no)s: %(said)s") % {"no": attempt.attempt_no, "said": said}
+            title = gettext("Attempt %(no)s: %(said)s") % {"no": attempt.attempt_no, "said": said}
             body: Any = f"{attempt.latency_ms} ms"
             if attempt.answer:
                 body = format_html("{}{}", body, folded(attempt.answer))

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, FieldTextFilter, RelatedDropdownFilter
 
@@ -291,11 +291,11 @@ def addressed(text: str, applications: list[Any]) -> list[Any]:
 def why(message: Message) -> str:
     """What the badge says when one rests on it."""
     if message.hold_reason:
-        return _now("The provider may have taken it: nobody knows yet.")
+        return gettext("The provider may have taken it: nobody knows yet.")
     if message.status in ("failed", "errored"):
         parts = [message.error_reason or "", str((message.error_details or {}).get("code") or "")]
         if message.status == "errored" and message.next_attempt_at:
-            parts.append(_now("next attempt %(at)s") % {"at": f"{message.next_attempt_at:%Y-%m-%d %H:%M:%S %Z}"})
+            parts.append(gettext("next attempt %(at)s") % {"at": f"{message.next_attempt_at:%Y-%m-%d %H:%M:%S %Z}"})
         return " · ".join(part for part in parts if part)
     return ""
 
@@ -307,8 +307,8 @@ def event_entry(event: MessageEvent) -> Entry:
 
 
 def attempt_entry(attempt: MessageAttempt) -> Entry:
-    outcome = attempt.get_outcome_display() if attempt.outcome else _now("no result yet")
-    title = _now("Attempt %(no)s by %(provider)s: %(outcome)s") % {
+    outcome = attempt.get_outcome_display() if attempt.outcome else gettext("no result yet")
+    title = gettext("Attempt %(no)s by %(provider)s: %(outcome)s") % {
         "no": attempt.attempt_no,
         "provider": attempt.provider,
         "outcome": outcome,
@@ -325,24 +325,24 @@ def attempt_entry(attempt: MessageAttempt) -> Entry:
 
 
 def hit_entry(hit: MessageHit) -> Entry:
-    title = _now("%(kind)s by a %(class)s") % {"kind": hit.get_kind_display(), "class": hit.get_by_display()}
+    title = gettext("%(kind)s by a %(class)s") % {"kind": hit.get_kind_display(), "class": hit.get_by_display()}
     facts = [str(hit.link or ""), ", ".join(hit.reasons), hit.user_agent]
     icon = "visibility" if hit.kind == "open" else "ads_click"
     return Entry(hit.occurred_at, icon, title, " · ".join(filter(None, facts)), "" if hit.reasons else "success")
 
 
 def provider_entry(event: WebhookInbox) -> Entry:
-    title = _now("%(provider)s reports: %(what)s") % {"provider": event.provider, "what": event.event_type}
+    title = gettext("%(provider)s reports: %(what)s") % {"provider": event.provider, "what": event.event_type}
     body = " · ".join(filter(None, [event.get_state_display(), event.note, event.event_id]))
     return Entry(event.received_at, "webhook", title, body, "info", page_url(WebhookInbox, event.pk))
 
 
 def webhook_entry(delivery: WebhookDelivery) -> Entry:
-    title = _now("Webhook %(type)s") % {"type": delivery.event_type}
+    title = gettext("Webhook %(type)s") % {"type": delivery.event_type}
     if delivery.delivered_at:
-        word, tone = _now("told"), "success"
+        word, tone = gettext("told"), "success"
     elif delivery.given_up_at:
-        word, tone = _now("given up"), "danger"
+        word, tone = gettext("given up"), "danger"
     else:
-        word, tone = _now("to be told"), ""
+        word, tone = gettext("to be told"), ""
     return Entry(delivery.created_at, "outgoing_mail", title, word, tone, page_url(WebhookDelivery, delivery.pk))

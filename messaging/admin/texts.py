@@ -16,7 +16,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import BooleanRadioFilter, ChoicesDropdownFilter, RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
@@ -190,7 +190,7 @@ class MessageTemplateAdmin(MessagingAdmin):
             raise PermissionDenied
         key = as_uuid(recipient) or next(iter(addressed(recipient, [template.application_id])), None)
         if key is None:
-            messages.error(request, _now("This application has no subscription of that address."))
+            messages.error(request, gettext("This application has no subscription of that address."))
             return None
         wanted = composing.MessageRequest(subscription_id=key, template_id=template.pk, variables=variables)
         application = Application.objects.filter(pk=template.application_id)
@@ -200,15 +200,15 @@ class MessageTemplateAdmin(MessagingAdmin):
         except DomainError as refusal:
             messages.error(request, refusal.detail)
             return None
-        record_human_action(request.user, template, _now("test send"), details={"message": str(outcome.message_id)})
-        messages.success(request, _now("The test message is in the queue."))
+        record_human_action(request.user, template, gettext("test send"), details={"message": str(outcome.message_id)})
+        messages.success(request, gettext("The test message is in the queue."))
         return outcome.message_id
 
     def timeline_entries(self, obj: MessageTemplate) -> Iterator[Entry]:
         """Each version as what it changed in the one before."""
         rows = list(MessageTemplateVersion.objects.filter(template=obj).order_by("-version")[: SHOWN + 1])
         for new, old in zip(rows, [*rows[1:], None], strict=True):
-            title = _now("Version %(no)s") % {"no": new.version}
+            title = gettext("Version %(no)s") % {"no": new.version}
             yield Entry(new.created_at, "difference", title, diff(old, new), "info")
 
 
@@ -237,7 +237,7 @@ def diff(old: MessageTemplateVersion | None, new: MessageTemplateVersion) -> Saf
         if not line.startswith(("---", "+++", "@@"))
     ]
     if not changed:
-        return format_html("{}", _now("no change of the text"))
+        return format_html("{}", gettext("no change of the text"))
     tones = {"+": "sb-added", "-": "sb-gone"}
     shown = format_html_join("", '<b class="{}">{}</b>', ((tones.get(line[0], ""), line) for line in changed))
     return format_html('<span class="sb-diff sb-code">{}</span>', shown)
