@@ -26,6 +26,14 @@ STEPS: list[dict[str, Any]] = [
     {"channel": "sms", "subject": "", "body": "{{name}}, one last word.", "delay_seconds": 259200},
 ]
 NAMES = ["Profhilo buyers", "Spring outreach", "Clinics in Busan", "Newsletter welcome", "Reactivation", "Draft ideas"]
+# Minutes instead of days, so that a newcomer sees it move.
+QUICK: list[dict[str, Any]] = [
+    {**STEPS[0]},
+    {**STEPS[1], "delay_seconds": 60},
+    {"channel": "email", "subject": "One last word", "body": "<p>Bye, {{name}}.</p>", "delay_seconds": 120},
+]
+FAMILY = ["김", "이", "박", "최", "정", "Miller", "Novak", "Rossi", "Weber", "Dubois"]
+GIVEN = ["민지", "서준", "하윤", "도현", "지우", "Anna", "Luca", "Emma", "Jonas", "Chloé"]
 
 
 def seed(scale: int, say: Callable[[str], Any]) -> None:
@@ -39,7 +47,9 @@ def seed(scale: int, say: Callable[[str], Any]) -> None:
         people = _leads(application, 40 * scale, now)
         rows = [_sequence(application, name, pool) for name in NAMES]
         _run(rows, people, now)
-    say(f"campaigns: {len(rows)} sequences, {len(people)} leads, {Execution.objects.count()} executions")
+        _live(application, people, now)
+        _stuck(application, people, now)
+    say(f"campaigns: {len(rows) + 2} sequences, {len(people)} leads, {Execution.objects.count()} executions")
 
 
 def _senders(application: Application) -> list[Sender]:
@@ -56,7 +66,7 @@ def _senders(application: Application) -> list[Sender]:
 def _leads(application: Application, count: int, now: datetime) -> list[Lead]:
     entries = [
         {
-            "name": f"Lead {n}",
+            "name": _name(n),
             "email": f"lead{n}@customer{n % 7}.example.com",
             "phone": f"+8210{n:08}" if n % 3 else None,
             "company_domain": f"customer{n % 7}.example.com",
@@ -65,6 +75,30 @@ def _leads(application: Application, count: int, now: datetime) -> list[Lead]:
         for n in range(count)
     ]
     return [lead for lead, _new in leads.create_leads(application, entries, now)]
+
+
+def _name(n: int) -> str:
+    family, given = FAMILY[n % 10], GIVEN[n % 10 // 5 * 5 + n // 10 % 5]
+    return f"{family}{given}" if n % 10 < 5 else f"{given} {family}"
+
+
+def _live(application: Application, people: list[Lead], now: datetime) -> None:
+    """Goes on by itself under `make run`: sends, is answered, completes."""
+    made = {"channel": "email", "address": "hello@shop.example.com", "display_name": "Hello", "min_gap_seconds": 2}
+    sender = senders.create_sender(application, made)
+    row = sequences.create_sequence(application, {"name": "Live follow-up"}, sender_ids=[sender.pk], steps=QUICK)
+    sequences.activate_sequence(row.pk, sequences.Pass(), now)
+    enroll_leads(row.pk, [lead.pk for lead in people], now)
+
+
+def _stuck(application: Application, people: list[Lead], now: datetime) -> None:
+    """What the product is for: called complete weeks ago while people were never sent to. The first batch mends it."""
+    then = now - timedelta(days=49)
+    sender = senders.create_sender(application, {"channel": "email", "address": "fair@shop.example.com"})
+    row = sequences.create_sequence(application, {"name": "Autumn fair"}, sender_ids=[sender.pk], steps=STEPS[:1])
+    sequences.activate_sequence(row.pk, sequences.Pass(), then)
+    enroll_leads(row.pk, [lead.pk for lead in people[:21]], then)
+    Sequence.objects.filter(pk=row.pk).update(status="completed", completed_at=then + timedelta(days=1))
 
 
 def _sequence(application: Application, name: str, pool: list[Sender]) -> Sequence:
