@@ -47,7 +47,7 @@ LAST_EVENT = {
 
 
 def events_disagree(_now: datetime) -> QuerySet[Message]:
-    """The last event is not that of the state. Of the latest messages: all of them at every scrape would be too many."""
+    """The last event is not that of the state. Of the latest messages: all of them would be too many."""
     last = MessageEvent.objects.filter(message_id=OuterRef("pk")).order_by("-id").values("event_type")[:1]
     agrees = Q(*(Q(status=s, last_event__in=e) for s, e in LAST_EVENT.items()), _connector=Q.OR)
     ids = Message.objects.order_by("-pk").values_list("pk", flat=True)
