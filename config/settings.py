@@ -385,7 +385,12 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "config.run_bulk_actions": {"cron": MINUTE},
     "reminders.send_due_alarms": {"cron": MINUTE, "budget": timedelta(seconds=50), "parallel": 2},
     # The budget bounds when a batch may start; with the longest batch after it a run stays below Q_CLUSTER's timeout.
-    "messaging.dispatch_due_messages": {"cron": MINUTE, "parallel": 4, "budget": timedelta(seconds=10)},
+    # Half of the workers at most: a provider that hangs must leave room for the other sweeps.
+    "messaging.dispatch_due_messages": {
+        "cron": MINUTE,
+        "parallel": max(1, Q_WORKERS // 2),
+        "budget": timedelta(seconds=10),
+    },
     "messaging.retry_errored_messages": {"cron": MINUTE},
     "messaging.resolve_unknown_attempts": {"cron": MINUTE},
     "messaging.expire_messages": {"cron": FIVE_MINUTES},

@@ -158,7 +158,9 @@ class BulkItemSerializer(MessageCreateSerializer):
 
 
 class BulkSerializer(StrictSerializer):
-    messages = serializers.ListField(child=serializers.DictField(), min_length=1, max_length=MOST_IN_BULK)
+    messages = serializers.ListField(
+        child=serializers.JSONField(allow_null=True), min_length=1, max_length=MOST_IN_BULK
+    )
 
 
 class BulkRequestSerializer(serializers.Serializer[Any]):
