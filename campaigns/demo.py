@@ -84,7 +84,7 @@ def _name(n: int) -> str:
 
 def _live(application: Application, people: list[Lead], now: datetime) -> None:
     """Goes on by itself under `make run`: sends, is answered, completes."""
-    made = {"channel": "email", "address": "hello@shop.example.com", "display_name": "Hello", "min_gap_seconds": 2}
+    made = {"channel": "email", "address": "hello@shop.example.com", "display_name": "Hello"}
     sender = senders.create_sender(application, made)
     row = sequences.create_sequence(application, {"name": "Live follow-up"}, sender_ids=[sender.pk], steps=QUICK)
     sequences.activate_sequence(row.pk, sequences.Pass(), now)

@@ -59,24 +59,14 @@ def events_disagree(_now: datetime) -> QuerySet[Message]:
     """The last event is not that of the state. Of the latest messages: all of them would be too many."""
     last = MessageEvent.objects.filter(message_id=OuterRef("pk")).order_by("-id").values("event_type")[:1]
     agrees = Q(*(Q(status=s, last_event__in=e) for s, e in LAST_EVENT.items()), _connector=Q.OR)
-<<<<<<< HEAD
-    recent = Message.objects.filter(pk__gte=first_id_of(now - LOOKED_BACK))
-    return recent.annotate(last_event=Subquery(last)).exclude(agrees & Q(last_event__isnull=False))
-
-
-def drifted(now: datetime) -> QuerySet[Application]:
-    return Application.objects.filter(pk__in=drifted_applications(now))
-
-
-def first_id_of(at: datetime) -> UUID:
-    """The smallest UUIDv7 of that moment: its first 48 bits are milliseconds."""
-    return UUID(int=int(at.timestamp() * 1000) << 80)
-=======
     ids = Message.objects.order_by("-pk").values_list("pk", flat=True)
     oldest = list(ids[LOOKED_AT : LOOKED_AT + 1])
     latest = Message.objects.filter(pk__gt=oldest[0]) if oldest else Message.objects.all()
     return latest.annotate(last_event=Subquery(last)).exclude(agrees & Q(last_event__isnull=False))
->>>>>>> refs/heads/messaging
+
+
+def drifted(now: datetime) -> QuerySet[Application]:
+    return Application.objects.filter(pk__in=drifted_applications(now))
 
 
 def metrics() -> Iterator[GaugeMetricFamily]:
