@@ -344,7 +344,7 @@ SPECTACULAR_SETTINGS = {
 DRF_STANDARDIZED_ERRORS = {"ALLOWED_ERROR_STATUS_CODES": ["400", "401", "403", "404", "409", "429"]}
 IDEMPOTENCY_WINDOW = timedelta(hours=24)
 # What our own idempotency keys begin with: a client's key must not meet one.
-RESERVED_KEYS = ("reminder:",)
+RESERVED_KEYS = ("reminder:", "step-execution:")
 
 
 # --- background work ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from config.rest import (
 )
 from config.rest.idempotency import VISIBLE_ASCII, check_key, fingerprint
 from config.rest.schema import IDEMPOTENCY_KEY, ErrorResponseSerializer, ErrorSerializer
-from messaging.api.tenancy import applications_of
+from messaging.api.tenancy import applications_of, sender_of
 from messaging.models import Channel, FailureType, HoldReason, Kind, Message, MessageAttempt
 from messaging.services import (
     MessageRequest,
@@ -244,7 +244,7 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
         wanted = validated(MessageCreateSerializer, request.data)
         mark = fingerprint(request.data) if key else ""
         now = timezone.now()
-        outcome = create_messages([as_request(wanted, key, mark)], applications_of(request.user), now=now)[0]
+        outcome = create_messages([as_request(wanted, key, mark)], sender_of(request.user), now=now)[0]
         raise_refusal(outcome)
         row = as_message(outcome, now) or self.get_queryset().get(pk=outcome.message_id or "")
         headers = {} if outcome.created else {"Idempotent-Replay": "true"}
@@ -267,7 +267,7 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
             key = wanted.pop("idempotency_key", None)
             body = {name: value for name, value in item.items() if name != "idempotency_key"}
             asked[index] = as_request(wanted, key, fingerprint(body) if key else "")
-        outcomes = create_messages(list(asked.values()), applications_of(request.user), now=timezone.now())
+        outcomes = create_messages(list(asked.values()), sender_of(request.user), now=timezone.now())
         for index, outcome in zip(asked, outcomes, strict=True):
             results[index] = {"index": index, **as_result(outcome)}
         return Response({"results": [results[index] for index in range(len(items))]})
