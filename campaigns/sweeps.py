@@ -1,0 +1,34 @@
+"""Time-driven verbs. Each finds rows by a predicate of the models and hands them to a service."""
+
+from functools import partial
+
+from campaigns.models import Enrollment, Execution
+from campaigns.services import enrollments, following, reconciling, sending
+from config.sweeping import Sweep
+
+
+def send_due_steps(sweep: Sweep) -> None:
+    skip = partial(sending.skip_suppressed, now=sweep.now, run_id=sweep.run_id)
+    sweep.pages(sending.pending_sequences(sweep.now), skip, label="suppressed", size=50)
+    send = partial(sending.send_due, now=sweep.now, run_id=sweep.run_id)
+    claimed = -1
+    # A sender takes a batch at a time; the round goes on while somebody still found something to send.
+    while sweep.has_time() and claimed != sweep.counts["claimed"]:
+        claimed = sweep.counts["claimed"]
+        sweep.pages(sending.with_due_steps(sweep.now), send, label="senders", size=20)
+
+
+def follow_message_results(sweep: Sweep) -> None:
+    handle = partial(following.record_results, now=sweep.now, run_id=sweep.run_id)
+    sweep.pages(Execution.objects.answered(), handle)
+
+
+def resume_paused_enrollments(sweep: Sweep) -> None:
+    handle = partial(enrollments.resume_due, now=sweep.now, run_id=sweep.run_id)
+    sweep.pages(Enrollment.objects.resumable(sweep.now), handle)
+
+
+def reconcile_sequences(sweep: Sweep) -> None:
+    """Rule after rule over all sequences. When the time is up, the next run goes on behind the last page of each."""
+    for name, rows, handle in reconciling.batch(sweep.now, sweep.run_id):
+        sweep.pages(rows, handle, label=name)

@@ -323,6 +323,8 @@ SPECTACULAR_SETTINGS = {
         "LockStateEnum": "locks.models.BranchLock.State",
         "LockScopeEnum": "locks.models.Scope",
         "ErrorTypeEnum": "config.rest.schema.ErrorType",
+        "LockEventKindEnum": "locks.models.LockEvent.Kind",
+        "HeartbeatStatusEnum": "locks.api.serializers.REPORTED",
         "ChannelEnum": "messaging.models.Channel.choices",
         "MessageStatusEnum": "messaging.models.Message.Status",
         "MessageKindEnum": "messaging.models.Kind.choices",
@@ -346,7 +348,7 @@ DRF_STANDARDIZED_ERRORS = {
 }
 IDEMPOTENCY_WINDOW = timedelta(hours=24)
 # What our own idempotency keys begin with: a client's key must not meet one.
-RESERVED_KEYS = ("reminder:",)
+RESERVED_KEYS = ("reminder:", "step-execution:")
 
 
 # --- background work ---------------------------------------------------------------------------------------------
@@ -397,6 +399,10 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "messaging.fold_rollups": {"cron": MINUTE},
     "locks.expire_heartbeats": {"cron": HALF_MINUTE, "parallel": 8},
     "locks.expire_ttls": {"cron": FIVE_MINUTES, "parallel": 8},
+    "campaigns.send_due_steps": {"cron": MINUTE},
+    "campaigns.follow_message_results": {"cron": MINUTE},
+    "campaigns.resume_paused_enrollments": {"cron": MINUTE},
+    "campaigns.reconcile_sequences": {"cron": FIVE_MINUTES},
 }
 SWEEP_BUDGET = timedelta(seconds=20)
 SWEEP_RUNS_KEPT = timedelta(days=7)

@@ -214,6 +214,11 @@ class LockQuerySet(models.QuerySet["BranchLock"]):
             .filter(delay_ends__gt=now)
         )
 
+    def worst_first(self) -> "LockQuerySet":
+        """Of clocked rows: by health, then by silence."""
+        ranks = [When(heartbeat_health=name, then=rank) for rank, name in enumerate(("critical", "warning", "healthy"))]
+        return self.order_by(Case(*ranks, default=3, output_field=models.IntegerField()), "heard_at", "pk")  # type: ignore[misc]
+
     def out_of_ttl(self) -> "LockQuerySet":
         """For the sweep. Served by branch_locks_by_expiry."""
         return self.active().filter(auto_release_enabled=True, expires_at__lt=NOW)

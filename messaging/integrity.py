@@ -8,7 +8,15 @@ from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import GaugeMetricFamily
 
 from config.integrity import Invariant
-from messaging.models import Application, Message, MessageAttempt, MessageEvent, ProviderCircuit
+from messaging.models import (
+    Application,
+    Message,
+    MessageAttempt,
+    MessageEvent,
+    ProviderCircuit,
+    WebhookDelivery,
+    WebhookInbox,
+)
 from messaging.services.analytics import drifted_applications, heal_drift
 
 # Sweeps come every five minutes at most; what is later than two of them is not going to come by itself.
@@ -76,6 +84,10 @@ def metrics() -> Iterator[GaugeMetricFamily]:
     yield circuits
     held = Message.objects.filter(status="pending", hold_reason__isnull=False).count()
     yield GaugeMetricFamily("signalbox_messages_held", "Messages whose outcome is unknown", value=held)
+    told = WebhookDelivery.objects.filter(delivered_at__isnull=True, given_up_at__isnull=True).count()
+    yield GaugeMetricFamily("signalbox_webhooks_waiting", "Webhooks still to be told", value=told)
+    parked = WebhookInbox.objects.parked().count()
+    yield GaugeMetricFamily("signalbox_provider_events_parked", "Provider events without their message", value=parked)
     yield from _latencies()
 
 

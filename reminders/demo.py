@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from messaging.models import Application
-from reminders.models import Alarm, AlarmDelivery, Page, UserInfo, zone_of
+from reminders.models import Alarm, Page, UserInfo, zone_of
 from reminders.services import send_batch
 from reminders.services.texts import words_of
 from reminders.services.times import after_sleep, distance, resolve_alarm_time_conflict
@@ -96,10 +96,3 @@ def _troubles(alarms: list[Alarm], now: datetime) -> None:
     zombie.processed_at, zombie.next_alarm_time = now - timedelta(hours=7), now - timedelta(hours=7)
     refused.retry_at, refused.refusals, refused.next_alarm_time = now + timedelta(hours=1), 7, now - timedelta(hours=2)
     Alarm.objects.bulk_update([zombie, refused], ["processed_at", "next_alarm_time", "retry_at", "refusals"])
-    AlarmDelivery.objects.create(
-        alarm_id=zombie.pk,
-        application_id=zombie.application_id,
-        occurrence=zombie.occurrence,
-        idempotency_key=f"reminder:{zombie.pk}:{zombie.occurrence}",
-        claimed_at=zombie.processed_at,
-    )

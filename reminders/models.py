@@ -231,7 +231,8 @@ class AlarmDelivery(models.Model):
     application_id = models.UUIDField(_("application"), null=True, blank=True)
     occurrence = models.IntegerField(_("occurrence"))
     idempotency_key = models.CharField(_("idempotency key"), max_length=100, unique=True)
-    state = FSMField(_("state"), choices=State.choices, default=State.CLAIMED, db_default=State.CLAIMED, protected=True)
+    # Its default in the database stands in migration 0002: Django reads a db_default back, which `protected` forbids.
+    state = FSMField(_("state"), choices=State.choices, default=State.CLAIMED, protected=True)
     message_id = models.UUIDField(_("message"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=100, db_default="", default="", blank=True)
     claimed_at = models.DateTimeField(_("claimed"), db_default=Now())

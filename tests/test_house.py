@@ -12,6 +12,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core.management import call_command
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext, ngettext, override, pgettext
 from django.utils.translation.template import templatize
 
 from config.apps import GROUPS
@@ -79,6 +80,35 @@ def test_the_korean_catalogue_is_complete_and_compiled(path: Path):
     assert {e.msgid: e.msgstr for e in source if not e.obsolete and not e.msgid_plural} == {
         key: value for key, value in compiled.items() if key in {e.msgid for e in source if not e.msgid_plural}
     }
+
+
+def translations():
+    for path in catalogues():
+        for entry in polib.pofile(str(path)):
+            yield entry, entry.msgstr_plural[0] if entry.msgid_plural else entry.msgstr
+
+
+def test_korean_fills_in_the_same_places():
+    """A place that is lost or misspelt shows as a hole, or as an error instead of the page."""
+    place = re.compile(r"%\(\w+\)[a-z]|%[sd]|\{\{?\w+\}?\}")
+    wrong = [
+        entry.msgid
+        for entry, korean in translations()
+        if sorted(place.findall(entry.msgid_plural or entry.msgid)) != sorted(place.findall(korean))
+        or ("%(" in entry.msgid and "python-format" not in entry.flags)
+    ]
+    assert wrong == []
+
+
+def test_korean_shown_is_the_korean_written():
+    """Catalogues share one name space: a word of an earlier app, or of Django, would win unseen."""
+    with override("ko"):
+        for entry, korean in translations():
+            if entry.msgid_plural:
+                shown = ngettext(entry.msgid, entry.msgid_plural, 2)
+            else:
+                shown = pgettext(entry.msgctxt, entry.msgid) if entry.msgctxt else gettext(entry.msgid)
+            assert shown == korean, entry.msgid
 
 
 MARKS = {"_", "_now", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy", "pgettext", "pgettext_lazy"}

@@ -49,6 +49,7 @@ class Panel:
     link: str = ""
     empty: Any = ""
     wide: bool = False
+    dense: bool = False  # many short rows, side by side
     title: Any = ""
     icon: str = ""
 
@@ -137,16 +138,17 @@ def worker_panel(request: HttpRequest) -> Panel:
     return Panel(rows=rows, tone=tone, empty=_("No worker has reported yet."))
 
 
-@panel(gettext_lazy("Sweeps"), order=30, icon="cleaning_services", permission="config.view_sweeprun")
+@panel(gettext_lazy("Sweeps"), order=80, icon="cleaning_services", permission="config.view_sweeprun")
 def sweeps_panel(request: HttpRequest) -> Panel:
     link, now = reverse("admin:config_sweeprun_changelist"), timezone.now()
     last = {run.name: run for run in last_runs()}
-    rows = [_sweep_row(name, plan["cron"], last.get(name), now, link) for name, plan in settings.SWEEPS.items()]
+    found = [_sweep_row(name, plan["cron"], last.get(name), now, link) for name, plan in settings.SWEEPS.items()]
+    rows = sorted(found, key=lambda row: (row.tone == "success", row.title))
     late = sum(row.tone in ("warning", "danger") for row in rows)
     figures = [Figure(_("sweeps"), len(rows), link)]
     if late:
         figures.append(Figure(_("need a look"), late, link, "warning"))
-    return Panel(figures=figures, rows=rows, tone="warning" if late else "success", link=link, wide=True)
+    return Panel(figures=figures, rows=rows, tone="warning" if late else "success", link=link, wide=True, dense=True)
 
 
 def last_runs() -> Any:

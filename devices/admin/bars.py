@@ -8,15 +8,16 @@ from django.utils.safestring import SafeString
 from devices.models import Task
 
 
-def bar(value: int, top: int, tone: str = "info", title: Any = "") -> SafeString:
+def bar(value: int, top: int, tone: str = "open", title: Any = "") -> SafeString:
+    share = round(100 * min(value, top) / max(top, 1), 1)
     return format_html(
-        '<span class="dv-bar sb-tone-{}" title="{}"><progress max="{}" value="{}"></progress><b>{}</b> / {}</span>',
-        tone,
+        '<span class="dv-bar" title="{}"><span class="dv-progress" role="img" aria-label="{value} / {top}">'
+        '<i class="dv-{tone}" style="width:{share}%"></i></span><b>{value}</b> / {top}</span>',
         title,
-        max(top, 1),
-        min(value, top),
-        value,
-        top,
+        value=value,
+        top=top,
+        tone=tone,
+        share=share,
     )
 
 

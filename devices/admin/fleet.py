@@ -62,9 +62,8 @@ class PCAdmin(ConsoleAdmin):
     @admin.display(description=_("slots used"))
     def slots(self, pc: PC) -> str:
         summary = pc.summary
-        tone = "success" if summary.free_slots == 0 and summary.target else "info"
         title = _now("%(free)d free of %(target)d") % {"free": summary.free_slots, "target": summary.target}
-        return bar(summary.running_count, summary.target, tone, title)
+        return bar(summary.running_count, summary.target, title=title)
 
     @admin.display(description=_("devices"))
     def device_figures(self, pc: PC) -> str:

@@ -28,7 +28,7 @@ EVENT_TONES = {
     "CANCELLED": "warning",
 }  # fmt: skip
 ICONS = {"success": "check_circle", "cancelled": "cancel", None: "play_circle"}
-ROWS_SHOWN, WAITING_SHOWN, WAITING_COUNTED = 200, 50, 100
+ROWS_SHOWN, ACTIVE_SHOWN, WAITING_SHOWN, WAITING_COUNTED = 200, 8, 50, 100
 
 
 def _cancel(ids: list[UUID], actor: Any, reason: str) -> Counter[str]:
@@ -40,9 +40,9 @@ def _retry(ids: list[UUID], actor: Any, reason: str) -> Counter[str]:
 
 
 def _each(ids: list[UUID], verb: Any, word: str) -> Counter[str]:
-    """Oldest last, so that cancelling a queue does not start each task of it for a moment."""
+    """Locked in the order of all, then the oldest last: cancelling a queue must not start each task for a moment."""
     done: Counter[str] = Counter()
-    for task in Task.objects.filter(pk__in=ids).order_by("-created_at"):
+    for task in sorted(Task.objects.filter(pk__in=ids).locked(), key=lambda task: task.created_at, reverse=True):
         try:
             verb(task, timezone.now())
             done[word] += 1
@@ -98,13 +98,13 @@ class TaskAdmin(ConsoleAdmin):
         return TemplateResponse(request, template, {**context, "title": _now("Queue"), "opts": Task._meta})
 
 
-def rows_of(task: Task) -> list[dict[str, Any]]:
+def rows_of(task: Task, most: int = ROWS_SHOWN) -> list[dict[str, Any]]:
     """The task's rows with a chip per attempt, the latest change first."""
     rows = (
         TaskDevice.objects.filter(task=task)
         .select_related("device", "device__pc")
         .prefetch_related(Prefetch("attempts", Attempt.objects.order_by("attempt_no")))
-        .order_by("-changed_at", "pk")[:ROWS_SHOWN]
+        .order_by("-changed_at", "pk")[:most]
     )
     return [
         {
@@ -142,7 +142,7 @@ def queue_context() -> dict[str, Any]:
     return {
         "active": active,
         "active_progress": progress(active) if active else "",
-        "active_rows": rows_of(active)[:20] if active else [],
+        "active_rows": rows_of(active, ACTIVE_SHOWN) if active else [],
         "waiting": list(waiting[:WAITING_SHOWN]),
         "waiting_count": waiting.count(),
         "ended": Task.objects.exclude(completed_at=None).order_by("-completed_at")[:5],

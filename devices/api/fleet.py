@@ -1,5 +1,6 @@
 """/pcs/ and /devices/."""
 
+import re
 from typing import Any
 
 from django.core.validators import RegexValidator
@@ -140,10 +141,9 @@ class PCViewSet(OwnRows, ReadOnlyModelViewSet):
 
     def get_object(self) -> PC:
         """Agents' verbs are for the PC's own agent alone, whatever else the client may read."""
-        rows = self.get_queryset()
-        if self.action in self.required_permissions:
-            rows = rows.filter(self.own())
-        pc = rows.filter(pc_number=self.kwargs["pc_number"]).first() if "\x00" not in self.kwargs["pc_number"] else None
+        number = self.kwargs["pc_number"]
+        rows = PC.objects.filter(self.own()) if self.action in self.required_permissions else self.get_queryset()
+        pc = rows.filter(pc_number=number).first() if re.match(PC_NUMBER, number) else None
         if pc is None:
             raise Http404
         return pc

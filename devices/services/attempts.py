@@ -54,21 +54,27 @@ def attempt_of(row_id: UUID, token: str) -> int | None:
 
 @transaction.atomic
 def claim_task_devices(pc: PC, max_to_claim: int, now: datetime) -> list[Grant]:
-    """Up to as many runs of the active task as the PC has free slots; waiting rows first, the oldest before others."""
-    PC.objects.select_for_update(no_key=True).get(pk=pc.pk)
-    task = lock_active_task()
+    """Up to as many runs of the active task as the PC has free slots; waiting rows first, the oldest before others.
+
+    All agents meet at the task's lock, so what can be known without it is asked before: under the PC's lock its free
+    slots can only become more.
+    """
+    PC.objects.select_for_update(no_key=True).values_list("pk").get(pk=pc.pk)
+    wanted = min(max_to_claim, PCSummary.objects.values_list("free_slots", flat=True).get(pk=pc.pk))
+    task = lock_active_task() if wanted else None
     if task is None:
         return []
-    free = PCSummary.objects.values_list("free_slots", flat=True).get(pk=pc.pk)
-    candidates = _candidates(task, pc) if free else []
-    again = sorted(
-        (device for device in candidates if device.row_id), key=lambda device: (device.row_created_at, device.row_id)
-    )[: min(max_to_claim, free)]
-    room = min(min(max_to_claim, free) - len(again), task.device_count - task.devices_taken)
-    chosen = [*again, *_with_new_rows(task, [d for d in candidates if not d.row_id][: max(0, room)], now)]
-    lease, deadline = min(now + LEASE, now + RUN_LIMIT), now + RUN_LIMIT
+    chosen = _choose(task, _candidates(task, pc), wanted, now)
+    lease, deadline = now + LEASE, now + RUN_LIMIT
     _start([device.row_id for device in chosen], pc, now, lease, deadline)
     return [Grant(device.row_id, task, device, device.row_attempt + 1, lease, deadline) for device in chosen]
+
+
+def _choose(task: Task, candidates: list[Any], wanted: int, now: datetime) -> list[Any]:
+    waiting = [device for device in candidates if device.row_id]
+    again = sorted(waiting, key=lambda device: (device.row_created_at, device.row_id))[:wanted]
+    room = max(0, min(wanted - len(again), task.device_count - task.devices_taken))
+    return [*again, *_with_new_rows(task, [device for device in candidates if not device.row_id][:room], now)]
 
 
 def _candidates(task: Task, pc: PC) -> list[Any]:
@@ -87,7 +93,8 @@ def _candidates(task: Task, pc: PC) -> list[Any]:
 
 def _with_new_rows(task: Task, devices: list[Any], now: datetime) -> list[Any]:
     rows = [TaskDevice(task=task, device=device, created_at=now, changed_at=now) for device in devices]
-    TaskDevice.objects.bulk_create(rows)
+    if rows:
+        TaskDevice.objects.bulk_create(rows)
     for device, row in zip(devices, rows, strict=True):
         device.row_id, device.row_attempt = row.pk, 0
     return devices

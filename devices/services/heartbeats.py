@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
 
-from devices.models import PC, Device, TaskDevice
+from devices.models import PC, Device, Task, TaskDevice
 from devices.services.attempts import lock_tasks_of
 from devices.services.ends import end_runs
 from devices.services.queue import settle
@@ -47,16 +48,16 @@ def record_heartbeat(
 
 
 def _record_list(pc: PC, reports: dict[str, DeviceReport], now: datetime) -> None:
-    settled = _end_runs_of_the_gone(pc, reports, now)
+    runs, tasks = _lock_runs_of_the_gone(pc, reports)
     known = _lock_known(pc, reports)
-    missing = [device for device in known.values() if device.pc_id == pc.pk and device.serial not in reports]
+    end_runs(runs, tasks, now, kind=TaskDevice.FailureKind.DEVICE_OFFLINE, error="device offline: its PC says so")
     _write_listed(pc, reports, known, now)
-    _write_missing(missing, now)
-    for task_id in settled:
+    _write_missing([d for d in known.values() if d.pc_id == pc.pk and d.serial not in reports], now)
+    for task_id in tasks:
         settle(task_id, now)
 
 
-def _end_runs_of_the_gone(pc: PC, reports: dict[str, DeviceReport], now: datetime) -> list[Any]:
+def _lock_runs_of_the_gone(pc: PC, reports: dict[str, DeviceReport]) -> tuple[list[TaskDevice], dict[UUID, Task]]:
     """Before any device is locked, because tasks and rows come before devices."""
     away = Q(device__serial__in=[report.serial for report in reports.values() if report.offline])
     missed = Q(device__missed_lists__gte=MISSES_ALLOWED) & ~Q(device__serial__in=list(reports))
@@ -64,11 +65,9 @@ def _end_runs_of_the_gone(pc: PC, reports: dict[str, DeviceReport], now: datetim
     runs = TaskDevice.objects.running().filter(away | missed, device__pc=pc, device__status__in=usable)
     ids = list(runs.values_list("pk", flat=True))
     if not ids:
-        return []
+        return [], {}
     tasks = lock_tasks_of(ids)
-    rows = list(TaskDevice.objects.running().filter(pk__in=ids).order_by("pk").select_for_update(no_key=True))
-    end_runs(rows, tasks, now, kind=TaskDevice.FailureKind.DEVICE_OFFLINE, error="device offline: its PC says so")
-    return list(tasks)
+    return list(TaskDevice.objects.running().filter(pk__in=ids).order_by("pk").select_for_update(no_key=True)), tasks
 
 
 def _lock_known(pc: PC, reports: dict[str, DeviceReport]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from locks.models import NAME, REASON, RESOURCE, TYPE, Branch, BranchLock, LockE
 
 DAY = 24 * 3600
 HEALTH = ["healthy", "warning", "critical"]
+REPORTED = ["healthy", "warning", "error"]
 
 
 class Number(serializers.FloatField):
@@ -68,7 +69,7 @@ FITS = {
 }
 
 
-class AcquireSerializer(StrictSerializer):
+class AcquireLockSerializer(StrictSerializer):
     branch_name = BranchName()
     lock_type = serializers.ChoiceField(LockType.choices)
     lock_scope = serializers.ChoiceField(Scope.choices)
@@ -94,7 +95,7 @@ class AcquireSerializer(StrictSerializer):
         return attrs
 
 
-class AcquiredSerializer(serializers.Serializer[Any]):
+class AcquiredLockSerializer(serializers.Serializer[Any]):
     lock_id = serializers.UUIDField(source="pk")
     fence = serializers.IntegerField()
     expires_at = serializers.DateTimeField()
@@ -119,7 +120,7 @@ class LockSerializer(serializers.ModelSerializer[BranchLock]):
         read_only_fields = fields
 
 
-class EventSerializer(serializers.ModelSerializer[LockEvent]):
+class LockEventSerializer(serializers.ModelSerializer[LockEvent]):
     class Meta:
         model = LockEvent
         fields: ClassVar[list[str]] = ["kind", "actor", "reason", "fence", "details", "created_at"]
@@ -134,30 +135,30 @@ class LockHistorySerializer(LockSerializer):
         fields: ClassVar[list[str]] = [*LockSerializer.Meta.fields, "events"]
         read_only_fields = fields
 
-    @extend_schema_field(EventSerializer(many=True))
+    @extend_schema_field(LockEventSerializer(many=True))
     def get_events(self, lock: BranchLock) -> Any:
-        return EventSerializer(LockEvent.objects.filter(lock=lock).order_by("id"), many=True).data
+        return LockEventSerializer(LockEvent.objects.filter(lock=lock).order_by("id"), many=True).data
 
 
-class ProgressSerializer(StrictSerializer):
+class LockProgressSerializer(StrictSerializer):
     progress = Number(required=False, allow_null=True, min_value=0, max_value=100)
     estimated_remaining_hours = Number(required=False, allow_null=True, min_value=0, max_value=8760)
 
 
-class HeartbeatSerializer(StrictSerializer):
+class LockHeartbeatSerializer(StrictSerializer):
     fence = Fence()
     service_name = text(TYPE, required=False)
-    status = serializers.ChoiceField(["healthy", "warning", "error"], required=False, default="healthy")
-    progress_info = ProgressSerializer(required=False, allow_null=True)
+    status = serializers.ChoiceField(REPORTED, required=False, default="healthy")
+    progress_info = LockProgressSerializer(required=False, allow_null=True)
 
 
-class HeardSerializer(serializers.Serializer[Any]):
+class LockHeardSerializer(serializers.Serializer[Any]):
     last_heartbeat = serializers.DateTimeField()
     next_interval = serializers.IntegerField()
     expires_at = serializers.DateTimeField()
 
 
-class ExtendSerializer(StrictSerializer):
+class ExtendLockSerializer(StrictSerializer):
     fence = Fence()
     extension_hours = Number()
     reason = reason(required=False, allow_blank=True, default="")
@@ -168,16 +169,16 @@ class ExtendSerializer(StrictSerializer):
         return hours
 
 
-class ExtendedSerializer(serializers.Serializer[Any]):
+class ExtendedLockSerializer(serializers.Serializer[Any]):
     lock_id = serializers.UUIDField(source="pk")
     new_expires_at = serializers.DateTimeField(source="expires_at")
 
 
-class ReleaseSerializer(StrictSerializer):
+class ReleaseLockSerializer(StrictSerializer):
     fence = Fence()
 
 
-class HealthSerializer(serializers.Serializer[BranchLock]):
+class LockHealthSerializer(serializers.Serializer[BranchLock]):
     """As the seed has it; whole seconds, none below zero."""
 
     lock_id = serializers.UUIDField(source="pk")
@@ -207,17 +208,17 @@ class HealthSerializer(serializers.Serializer[BranchLock]):
         return max(0, int((lock.expires_at - lock.now).total_seconds()))
 
 
-class HealthCountsSerializer(serializers.Serializer[Any]):
+class LockHealthCountsSerializer(serializers.Serializer[Any]):
     healthy = serializers.IntegerField()
     warning = serializers.IntegerField()
     critical = serializers.IntegerField()
 
 
-class HealthSummarySerializer(serializers.Serializer[Any]):
+class LockHealthSummarySerializer(serializers.Serializer[Any]):
     total_locks = serializers.IntegerField()
     heartbeat_enabled_locks = serializers.IntegerField()
-    health_summary = HealthCountsSerializer()
-    lock_details = HealthSerializer(many=True)
+    health_summary = LockHealthCountsSerializer()
+    lock_details = LockHealthSerializer(many=True)
 
 
 class ForceUnlockSerializer(StrictSerializer):
@@ -231,11 +232,11 @@ class ForceUnlockSerializer(StrictSerializer):
         return attrs
 
 
-class UnlockedSerializer(serializers.Serializer[Any]):
+class UnlockedLocksSerializer(serializers.Serializer[Any]):
     locks_released = serializers.IntegerField()
 
 
-class StartSerializer(StrictSerializer):
+class StartIndexingSerializer(StrictSerializer):
     resource_types = serializers.ListField(child=text(TYPE), required=False, min_length=1, max_length=100)
     service_name = text(TYPE, required=False)
     reason = reason(required=False)
@@ -250,7 +251,7 @@ class StartedLockSerializer(serializers.Serializer[Any]):
     heartbeat_interval = serializers.IntegerField()
 
 
-class BlockerSerializer(serializers.Serializer[Any]):
+class BlockingLockSerializer(serializers.Serializer[Any]):
     """Who is in the way, since when, why, until when, and how it is doing."""
 
     lock_id = serializers.UUIDField()
@@ -268,10 +269,10 @@ class BlockerSerializer(serializers.Serializer[Any]):
 
 class NotLockedSerializer(serializers.Serializer[Any]):
     resource_type = serializers.CharField(allow_null=True)
-    conflicts = BlockerSerializer(many=True)
+    conflicts = BlockingLockSerializer(many=True)
 
 
-class StartedSerializer(serializers.Serializer[Any]):
+class StartedIndexingSerializer(serializers.Serializer[Any]):
     locks = StartedLockSerializer(many=True)
     not_locked = NotLockedSerializer(many=True)
     lock_scope = serializers.ChoiceField(Scope.choices)
@@ -279,13 +280,13 @@ class StartedSerializer(serializers.Serializer[Any]):
     other_resources_available = serializers.BooleanField()
 
 
-class HeldSerializer(StrictSerializer):
+class HeldLockSerializer(StrictSerializer):
     lock_id = serializers.UUIDField()
     fence = Fence()
 
 
-class CompleteSerializer(StrictSerializer):
-    locks = HeldSerializer(many=True, min_length=1, max_length=1000)  # type: ignore[call-arg]
+class CompleteIndexingSerializer(StrictSerializer):
+    locks = HeldLockSerializer(many=True, min_length=1, max_length=1000)  # type: ignore[call-arg]
     reason = reason(required=False, allow_blank=True, default="")
 
     def validate_locks(self, locks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -294,13 +295,13 @@ class CompleteSerializer(StrictSerializer):
         return locks
 
 
-class CompletedSerializer(serializers.Serializer[Any]):
+class CompletedIndexingSerializer(serializers.Serializer[Any]):
     completion_type = serializers.ChoiceField(["partial", "complete"])
     remaining = serializers.ListField(child=serializers.CharField())
     branch_state = serializers.ChoiceField(Branch.State.choices)
 
 
-class CheckSerializer(StrictSerializer):
+class CheckWriteSerializer(StrictSerializer):
     branch_name = BranchName()
     resource_type = text(TYPE, required=False, allow_null=True)
     resource_id = text(RESOURCE, required=False, allow_null=True)
@@ -313,13 +314,13 @@ class CheckSerializer(StrictSerializer):
         return attrs
 
 
-class CheckedSerializer(serializers.Serializer[Any]):
+class CheckedWriteSerializer(serializers.Serializer[Any]):
     allowed = serializers.BooleanField()
     reason = serializers.CharField(allow_null=True)
     body = LockedSerializer(allow_null=True)
 
 
-class IndexingSerializer(serializers.Serializer[Branch]):
+class IndexingInfoSerializer(serializers.Serializer[Branch]):
     started_at = serializers.DateTimeField(source="indexing_started_at", allow_null=True)
     completed_at = serializers.DateTimeField(source="indexing_completed_at", allow_null=True)
     service = serializers.CharField(source="indexing_service", allow_null=True)
@@ -330,28 +331,28 @@ class IndexingSerializer(serializers.Serializer[Branch]):
         return (completed - started).total_seconds() if started and completed else None
 
 
-class StatusSerializer(serializers.Serializer[Any]):
+class BranchStatusSerializer(serializers.Serializer[Any]):
     branch_name = serializers.CharField()
     state = serializers.ChoiceField(Branch.State.choices)
     fence = serializers.IntegerField()
     is_write_locked = serializers.BooleanField()
     is_ready_for_merge = serializers.BooleanField()
     active_locks = LockSerializer(many=True)
-    indexing_info = IndexingSerializer(allow_null=True)
+    indexing_info = IndexingInfoSerializer(allow_null=True)
 
 
-class SetStateSerializer(StrictSerializer):
+class SetBranchStateSerializer(StrictSerializer):
     state = serializers.ChoiceField(Branch.State.choices)
     reason = reason()
 
 
-class DashboardSerializer(serializers.Serializer[Any]):
+class LockDashboardSerializer(serializers.Serializer[Any]):
     total_active_locks = serializers.IntegerField()
     locks_by_type = serializers.DictField(child=serializers.IntegerField())
     locked_branches = serializers.ListField(child=serializers.CharField())
     recent_locks = LockSerializer(many=True)
 
 
-class CleanedSerializer(serializers.Serializer[Any]):
+class CleanedLocksSerializer(serializers.Serializer[Any]):
     locks_expired = serializers.IntegerField()
     waiters_dropped = serializers.IntegerField()

@@ -4,7 +4,7 @@ import select
 import socket
 from typing import Any
 
-from django.db.models import Case, Count, IntegerField, Q, QuerySet, When
+from django.db.models import Count, Q, QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -24,7 +24,7 @@ from config.rest.schema import ErrorResponseSerializer
 from locks import services
 from locks.api import serializers as shapes
 from locks.api.indexing import answer_start
-from locks.models import Branch, BranchLock, LockType, Scope
+from locks.models import Branch, BranchLock, LockQuerySet, LockType, Scope
 
 HOLD, ADMINISTER = "locks.hold_locks", "locks.administer_locks"
 VIEW, VIEW_BRANCH = "locks.view_branchlock", "locks.view_branch"
@@ -32,12 +32,12 @@ DETAILS = 100
 RECENT = 10
 
 
-class ConflictSerializer(ErrorResponseSerializer):
-    conflicts = shapes.BlockerSerializer(many=True)
+class LockConflictSerializer(ErrorResponseSerializer):
+    conflicts = shapes.BlockingLockSerializer(many=True)
     retry_after = serializers.IntegerField()
 
 
-CONFLICT = OpenApiResponse(ConflictSerializer, description="Who holds it, since when, why and until when.")
+CONFLICT = OpenApiResponse(LockConflictSerializer, description="Who holds it, since when, why and until when.")
 GONE = OpenApiResponse(ErrorResponseSerializer, description="The lock has ended or expired.")
 STALE = OpenApiResponse(ErrorResponseSerializer, description="stale_fence: this fence is not the lock's.")
 BUSY = OpenApiResponse(ErrorResponseSerializer, description="The branch's row was not to be had within 5 s.")
@@ -154,25 +154,25 @@ class LockViewSet(UUIDLookup, mixins.ListModelMixin, GenericViewSet[BranchLock])
 
     @extend_schema(
         parameters=[OpenApiParameter("fence", int, description="Here or in the body.")],
-        request=shapes.ReleaseSerializer,
+        request=shapes.ReleaseLockSerializer,
         responses={204: None, 409: STALE, 410: GONE, 503: BUSY},
     )
     def destroy(self, request: Request, pk: str) -> Response:
         lock = self.known()
         body = request.data if isinstance(request.data, dict) else {"fence": None}
-        asked = valid(shapes.ReleaseSerializer, {**request.query_params.dict(), **body})
+        asked = valid(shapes.ReleaseLockSerializer, {**request.query_params.dict(), **body})
         self.refuse_strangers(lock)
         services.release_lock(lock.pk, asked["fence"], **self.by_whom())
         return Response(status=204)
 
     @extend_schema(
-        request=shapes.HeartbeatSerializer,
-        responses={200: shapes.HeardSerializer, 409: STALE, 410: GONE, 503: BUSY},
+        request=shapes.LockHeartbeatSerializer,
+        responses={200: shapes.LockHeardSerializer, 409: STALE, 410: GONE, 503: BUSY},
     )
     @action(detail=True, methods=["post"])
     def heartbeat(self, request: Request, pk: str) -> Response:
         lock = self.known()
-        asked = valid(shapes.HeartbeatSerializer, request.data)
+        asked = valid(shapes.LockHeartbeatSerializer, request.data)
         self.refuse_strangers(lock)
         progress = asked.get("progress_info") or {}
         heard = services.record_heartbeat(
@@ -184,50 +184,48 @@ class LockViewSet(UUIDLookup, mixins.ListModelMixin, GenericViewSet[BranchLock])
             remaining=progress.get("estimated_remaining_hours"),
             **self.by_whom(),
         )
-        return Response(shapes.HeardSerializer(heard).data)
+        return Response(shapes.LockHeardSerializer(heard).data)
 
     @extend_schema(
-        request=shapes.ExtendSerializer,
-        responses={200: shapes.ExtendedSerializer, 409: STALE, 410: GONE, 503: BUSY},
+        request=shapes.ExtendLockSerializer,
+        responses={200: shapes.ExtendedLockSerializer, 409: STALE, 410: GONE, 503: BUSY},
     )
     @action(detail=True, methods=["post"], url_path="extend-ttl")
     def extend_ttl(self, request: Request, pk: str) -> Response:
         lock = self.known()
-        asked = valid(shapes.ExtendSerializer, request.data)
+        asked = valid(shapes.ExtendLockSerializer, request.data)
         self.refuse_strangers(lock)
         hours, reason = asked["extension_hours"], asked["reason"]
         return Response(
-            shapes.ExtendedSerializer(
+            shapes.ExtendedLockSerializer(
                 services.extend_lock(lock.pk, asked["fence"], hours, reason, **self.by_whom())
             ).data
         )
 
-    @extend_schema(responses=shapes.HealthSerializer)
+    @extend_schema(responses=shapes.LockHealthSerializer)
     @action(detail=True)
     def health(self, request: Request, pk: str) -> Response:
-        return Response(shapes.HealthSerializer(self.found()).data)
+        return Response(shapes.LockHealthSerializer(self.found()).data)
 
-    @extend_schema(responses=shapes.HealthSummarySerializer)
+    @extend_schema(responses=shapes.LockHealthSummarySerializer)
     @action(detail=False, url_path="health-summary", pagination_class=None, extra_query_params=[])
     def health_summary(self, request: Request) -> Response:
         rows = self.filter_queryset(BranchLock.objects.active().clocked().select_related("branch"))
-        return Response(shapes.HealthSummarySerializer(summary(rows)).data)
+        return Response(shapes.LockHealthSummarySerializer(summary(rows)).data)  # type: ignore[arg-type]
 
 
-def summary(rows: QuerySet[BranchLock]) -> dict[str, Any]:
+def summary(rows: LockQuerySet) -> dict[str, Any]:
     beating = Q(heartbeat_interval__gt=0)
     counts = rows.aggregate(
         total=Count("pk"),
         enabled=Count("pk", filter=beating),
         **{name: Count("pk", filter=beating & Q(heartbeat_health=name)) for name in shapes.HEALTH},
     )
-    ranks = [When(heartbeat_health=name, then=rank) for rank, name in enumerate(reversed(shapes.HEALTH))]
-    worst_first = rows.order_by(Case(*ranks, default=3, output_field=IntegerField()), "heard_at", "pk")  # type: ignore[misc]
     return {
         "total_locks": counts["total"],
         "heartbeat_enabled_locks": counts["enabled"],
         "health_summary": {name: counts[name] for name in shapes.HEALTH},
-        "lock_details": worst_first[:DETAILS],
+        "lock_details": rows.worst_first()[:DETAILS],
     }
 
 
@@ -235,11 +233,11 @@ class AcquireView(APIView):
     required_permissions = {"post": HOLD}
 
     @extend_schema(
-        request=shapes.AcquireSerializer,
-        responses={201: shapes.AcquiredSerializer, 409: CONFLICT, 410: GONE, 503: BUSY},
+        request=shapes.AcquireLockSerializer,
+        responses={201: shapes.AcquiredLockSerializer, 409: CONFLICT, 410: GONE, 503: BUSY},
     )
     def post(self, request: Request) -> Response:
-        asked = valid(shapes.AcquireSerializer, request.data)
+        asked = valid(shapes.AcquireLockSerializer, request.data)
         key = key_of(request)
         if asked["lock_type"] == LockType.MANUAL and not is_admin(request):
             raise PermissionDenied("MANUAL locks need a lock-admin.")
@@ -260,7 +258,7 @@ class AcquireView(APIView):
         )
         lock, replayed = services.acquire_lock(wanted, asked["wait_seconds"], lambda: hung_up(request))
         headers = {"Idempotent-Replay": "true"} if replayed else None
-        return Response(shapes.AcquiredSerializer(lock).data, status=201, headers=headers)
+        return Response(shapes.AcquiredLockSerializer(lock).data, status=201, headers=headers)
 
     post.idempotent = True  # type: ignore[attr-defined]
 
@@ -277,7 +275,7 @@ def interval(asked: dict[str, Any]) -> int | None:
 class ForceUnlockView(APIView):
     required_permissions = {"post": ADMINISTER}
 
-    @extend_schema(request=shapes.ForceUnlockSerializer, responses={200: shapes.UnlockedSerializer, 503: BUSY})
+    @extend_schema(request=shapes.ForceUnlockSerializer, responses={200: shapes.UnlockedLocksSerializer, 503: BUSY})
     def post(self, request: Request) -> Response:
         asked = valid(shapes.ForceUnlockSerializer, request.data)
         ended = services.force_unlock(
@@ -289,18 +287,18 @@ class ForceUnlockView(APIView):
 class StatusView(APIView):
     required_permissions = {"get": VIEW_BRANCH, "post": ADMINISTER}
 
-    @extend_schema(parameters=[BRANCH], responses=shapes.StatusSerializer)
+    @extend_schema(parameters=[BRANCH], responses=shapes.BranchStatusSerializer)
     def get(self, request: Request, branch: str) -> Response:
         name = branch_in(branch)
         return Response(status_of(Branch.objects.filter(name=name).first() or Branch(name=name)))
 
     @extend_schema(
         parameters=[BRANCH],
-        request=shapes.SetStateSerializer,
-        responses={200: shapes.StatusSerializer, 409: STALE, 503: BUSY},
+        request=shapes.SetBranchStateSerializer,
+        responses={200: shapes.BranchStatusSerializer, 409: STALE, 503: BUSY},
     )
     def post(self, request: Request, branch: str) -> Response:
-        name, asked = branch_in(branch), valid(shapes.SetStateSerializer, request.data)
+        name, asked = branch_in(branch), valid(shapes.SetBranchStateSerializer, request.data)
         services.set_branch_state(name, asked["state"], client(request), asked["reason"])
         return Response(status_of(Branch.objects.get(name=name)))
 
@@ -308,7 +306,7 @@ class StatusView(APIView):
 def status_of(branch: Branch) -> Any:
     locks = list(BranchLock.objects.active().clocked().filter(branch=branch.pk).select_related("branch").order_by("pk"))
     write_locked = any(lock.lock_scope == Scope.BRANCH and not lock.reapable for lock in locks)
-    return shapes.StatusSerializer(
+    return shapes.BranchStatusSerializer(
         {
             "branch_name": branch.name,
             "state": branch.state,
@@ -326,11 +324,11 @@ class StartView(APIView):
 
     @extend_schema(
         parameters=[BRANCH],
-        request=shapes.StartSerializer,
-        responses={201: shapes.StartedSerializer, 409: CONFLICT, 410: GONE, 503: BUSY},
+        request=shapes.StartIndexingSerializer,
+        responses={201: shapes.StartedIndexingSerializer, 409: CONFLICT, 410: GONE, 503: BUSY},
     )
     def post(self, request: Request, branch: str) -> Response:
-        name, asked = branch_in(branch), valid(shapes.StartSerializer, request.data)
+        name, asked = branch_in(branch), valid(shapes.StartIndexingSerializer, request.data)
         if asked["force_branch_lock"] and not is_admin(request):
             raise PermissionDenied("force_branch_lock needs a lock-admin.")
         return answer_start(
@@ -354,11 +352,11 @@ class CompleteView(APIView):
 
     @extend_schema(
         parameters=[BRANCH],
-        request=shapes.CompleteSerializer,
-        responses={200: shapes.CompletedSerializer, 409: STALE, 410: GONE, 503: BUSY},
+        request=shapes.CompleteIndexingSerializer,
+        responses={200: shapes.CompletedIndexingSerializer, 409: STALE, 410: GONE, 503: BUSY},
     )
     def post(self, request: Request, branch: str) -> Response:
-        name, asked = branch_in(branch), valid(shapes.CompleteSerializer, request.data)
+        name, asked = branch_in(branch), valid(shapes.CompleteIndexingSerializer, request.data)
         fences = {str(lock["lock_id"]): lock["fence"] for lock in asked["locks"]}
         return Response(
             services.complete_indexing(name, fences, client(request), admin=is_admin(request), reason=asked["reason"])
@@ -368,9 +366,9 @@ class CompleteView(APIView):
 class CheckView(APIView):
     required_permissions = {"post": VIEW}
 
-    @extend_schema(request=shapes.CheckSerializer, responses={200: shapes.CheckedSerializer, 503: BUSY})
+    @extend_schema(request=shapes.CheckWriteSerializer, responses={200: shapes.CheckedWriteSerializer, 503: BUSY})
     def post(self, request: Request) -> Response:
-        asked = valid(shapes.CheckSerializer, request.data)
+        asked = valid(shapes.CheckWriteSerializer, request.data)
         refusal = services.may_write(
             asked["branch_name"],
             asked.get("resource_type"),
@@ -391,7 +389,7 @@ class CheckView(APIView):
 class DashboardView(APIView):
     required_permissions = {"get": VIEW}
 
-    @extend_schema(responses=shapes.DashboardSerializer)
+    @extend_schema(responses=shapes.LockDashboardSerializer)
     def get(self, request: Request) -> Response:
         active = BranchLock.objects.active()
         counts = dict(active.values_list("lock_type").annotate(count=Count("pk")))
@@ -403,13 +401,13 @@ class DashboardView(APIView):
             "locked_branches": list(names),
             "recent_locks": recent,
         }
-        return Response(shapes.DashboardSerializer(told).data)
+        return Response(shapes.LockDashboardSerializer(told).data)
 
 
 class CleanupView(APIView):
     required_permissions = {"post": ADMINISTER}
 
-    @extend_schema(request=None, responses=shapes.CleanedSerializer)
+    @extend_schema(request=None, responses=shapes.CleanedLocksSerializer)
     def post(self, request: Request) -> Response:
         valid(StrictSerializer, request.data)
         counts: dict[str, int] = {}

@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Coalesce, Greatest, Now
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 from django_fsm import FSMField, transition
 from uuid_utils.compat import uuid7
 
@@ -149,7 +150,9 @@ class Message(models.Model):
     outage_retries = models.SmallIntegerField(_("outage retries"), default=0, db_default=0)
     rate_limited_retries = models.SmallIntegerField(_("rate-limit retries"), default=0, db_default=0)
     next_attempt_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
-    hold_reason = models.CharField(_("held"), max_length=20, choices=HoldReason.choices, null=True, blank=True)
+    hold_reason = models.CharField(
+        pgettext_lazy("message", "held"), max_length=20, choices=HoldReason.choices, null=True, blank=True
+    )
     receipt_implied = models.BooleanField(_("receipt implied"), default=False, db_default=False)
     conversion = models.JSONField(_("conversion"), default=dict, db_default=EMPTY, blank=True)
 

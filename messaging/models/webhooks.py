@@ -130,6 +130,9 @@ class WebhookDelivery(models.Model):
                 condition=Q(delivered_at__isnull=True, given_up_at__isnull=True),
             ),
             models.Index(fields=["message_id"], name="webhook_deliveries_of_message"),
+            models.Index(
+                fields=["given_up_at"], name="webhook_deliveries_given_up", condition=Q(given_up_at__isnull=False)
+            ),
         ]
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 from messaging.services.applications import join_application
-from messaging.services.composing import MessageRequest, create_messages
-from messaging.services.creating import Draft, Outcome, enqueue_messages
+from messaging.services.composing import MessageRequest, Sender, create_messages
+from messaging.services.creating import Draft, Outcome, as_message, enqueue_messages
 from messaging.services.ending import cancel_messages
 from messaging.services.operating import cancel_message, raise_refusal, retry_message
 from messaging.services.receipts import record_conversion, record_receipt
@@ -34,8 +34,10 @@ __all__ = [
     "MissingVariables",
     "Outcome",
     "Rendered",
+    "Sender",
     "SubscriptionSpec",
     "add_suppression",
+    "as_message",
     "cancel_message",
     "cancel_messages",
     "change_subscription",

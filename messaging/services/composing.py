@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
@@ -37,25 +37,40 @@ class MessageRequest:
     fingerprint: str = ""
 
 
+@dataclass(frozen=True)
+class Sender:
+    """Who asks: a member of some applications, or somebody who may send for all of them, or for `only` those."""
+
+    member_id: int | None = None
+    only: QuerySet[Application] | None = None
+
+    def applications(self) -> QuerySet[Application]:
+        rows = Application.objects.all() if self.only is None else self.only
+        return rows if self.member_id is None else rows.filter(members=self.member_id)
+
+
 @dataclass
 class Recipients:
-    """What is known about the recipients of all requests, read once."""
+    """What is known about the recipients of all requests, read once; the applications only when somebody asks."""
 
-    by_id: dict[UUID, Subscription]
+    sender: Sender
+    by_id: dict[UUID, Subscription] = field(default_factory=dict)
     by_user: dict[tuple[str, str], list[Subscription]] = field(default_factory=dict)
     templates: dict[UUID, MessageTemplate] = field(default_factory=dict)
 
+    @cached_property
+    def reach(self) -> list[Application]:
+        return list(self.sender.applications())
 
-@transaction.atomic
+
 def create_messages(
-    requests: Sequence[MessageRequest], applications: QuerySet[Application], *, now: datetime
+    requests: Sequence[MessageRequest], sender: Sender | QuerySet[Application], *, now: datetime
 ) -> list[Outcome]:
-    """One outcome per request, in order; `applications` are the ones the client may send for."""
-    reach = list(applications)
-    known = _recipients(requests, reach)
+    """One outcome per request, in order; for a sender, or for the applications that may be sent for."""
+    known = _recipients(requests, sender if isinstance(sender, Sender) else Sender(only=sender))
     outcomes: dict[int, Outcome] = {}
     drafts: list[Draft] = []
-    shells = [_shell(request, known, reach) for request in requests]
+    shells = [_shell(request, known) for request in requests]
     outcomes |= earlier([shell or NOBODYS for shell in shells], range(len(shells)))
     for index, request in enumerate(requests):
         draft = NOBODYS
@@ -63,7 +78,7 @@ def create_messages(
             draft = shells[index] or NOBODYS
         else:
             try:
-                draft = _draft(request, known, reach)
+                draft = _draft(request, known)
             except DomainError as error:
                 outcomes[index] = refused(error.code, error.detail, error.attr, error.extra)
         drafts.append(draft)
@@ -77,41 +92,46 @@ def _all(known: Recipients) -> dict[UUID, Subscription]:
     return known.by_id | {row.pk: row for rows in known.by_user.values() for row in rows}
 
 
-def _recipients(requests: Sequence[MessageRequest], reach: list[Application]) -> Recipients:
-    rows = with_suppression(Subscription.objects.filter(application__in=reach))
-    known = Recipients({})
+def _recipients(requests: Sequence[MessageRequest], sender: Sender) -> Recipients:
+    known = Recipients(sender)
     ids = {request.subscription_id for request in requests if request.subscription_id}
     if ids:
-        known.by_id = {row.pk: row for row in rows.filter(pk__in=ids)}
+        rows = Subscription.objects.recipients(ids, sender.member_id)
+        allowed = None if sender.only is None else {row.pk for row in known.reach}
+        known.by_id = {row.pk: row for row in rows if allowed is None or row.application_id in allowed}
     users: dict[str, set[str]] = {}
     for request in requests:
         if request.user_id and request.channel:
             users.setdefault(request.channel, set()).add(request.user_id)
     if users:
         wanted = Q(*(Q(channel_type=c, user_id__in=u) for c, u in users.items()), _connector=Q.OR)
-        for row in rows.filter(wanted).order_by(F("last_active_at").desc(nulls_last=True), "-created_at", "-id"):
+        found = with_suppression(Subscription.objects.filter(wanted, application__in=sender.applications()))
+        for row in found.order_by(F("last_active_at").desc(nulls_last=True), "-created_at", "-id"):
             known.by_user.setdefault((str(row.user_id), row.channel_type), []).append(row)
     template_ids = {request.template_id for request in requests if request.template_id}
     if template_ids:
-        found = MessageTemplate.objects.existing().filter(pk__in=template_ids, application__in=reach)
-        known.templates = {row.pk: row for row in found}
+        usable = MessageTemplate.objects.existing().filter(pk__in=template_ids, application__in=sender.applications())
+        known.templates = {row.pk: row for row in usable}
     return known
 
 
-def _shell(request: MessageRequest, known: Recipients, reach: list[Application]) -> Draft | None:
+def _shell(request: MessageRequest, known: Recipients) -> Draft | None:
     """Enough of a draft to look for what its key has made before: that stands, whatever has changed since."""
     if not request.idempotency_key:
         return None
     found = known.by_id.get(request.subscription_id) if request.subscription_id else None
-    names = [a for a in reach if request.application in (None, a.slug)]
-    application_id = found.application_id if found else names[0].pk if len(names) == 1 else None
-    if application_id is None:
-        return None
+    if found is not None:
+        application_id = found.application_id
+    else:
+        names = [a for a in known.reach if request.application in (None, a.slug)]
+        if len(names) != 1:
+            return None
+        application_id = names[0].pk
     return Draft(application_id, UUID(int=0), idempotency_key=request.idempotency_key, fingerprint=request.fingerprint)
 
 
-def _draft(request: MessageRequest, known: Recipients, reach: list[Application]) -> Draft:
-    subscription = _recipient(request, known, reach)
+def _draft(request: MessageRequest, known: Recipients) -> Draft:
+    subscription = _recipient(request, known)
     if request.template_id is None:
         text: dict[str, Any] = {
             "title": request.title or "",
@@ -157,7 +177,7 @@ def _rendered(request: MessageRequest, subscription: Subscription, known: Recipi
     }
 
 
-def _recipient(request: MessageRequest, known: Recipients, reach: list[Application]) -> Subscription:
+def _recipient(request: MessageRequest, known: Recipients) -> Subscription:
     if request.subscription_id is not None:
         if request.user_id is not None or request.channel is not None:
             raise Invalid(_("Give a subscription, or a user and a channel, not both."), attr="subscription_id")
@@ -170,12 +190,12 @@ def _recipient(request: MessageRequest, known: Recipients, reach: list[Applicati
     if request.user_id is None or request.channel is None:
         missing = "user_id" if request.user_id is None else "channel"
         raise Invalid(_("A user and a channel go together."), code="required", attr=missing)
-    return _of_user(request, known, reach)
+    return _of_user(request, known)
 
 
-def _of_user(request: MessageRequest, known: Recipients, reach: list[Application]) -> Subscription:
+def _of_user(request: MessageRequest, known: Recipients) -> Subscription:
     """The one the user was last active on; when none can be sent to, the refusal names that one's reason."""
-    if request.application is not None and request.application not in {a.slug for a in reach}:
+    if request.application is not None and request.application not in {a.slug for a in known.reach}:
         raise Invalid(_("There is no such application."), code="does_not_exist", attr="application")
     rows = [
         row

@@ -32,10 +32,18 @@ class Lane:
     size: int = 1
     busy: bool = False
     started: float = 0.0
+    rests_until: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return not self.busy and time.monotonic() >= self.rests_until
 
     def claim(self, now: datetime) -> Batch:
         self.started = time.monotonic()
-        return claim_batch(self.subscription_type, self.provider.name, self.size, now=now)
+        batch = claim_batch(self.subscription_type, self.provider.name, self.size, now=now)
+        # Nothing due: not looked at again with every batch of a busy neighbour.
+        self.rests_until = self.started + LOOK_AGAIN if batch.empty else 0.0
+        return batch
 
     def learn(self, answers: list[tuple[UUID, Answer]]) -> None:
         if any(circuits.is_providers_fault(answer) or answer.outcome == "config" for _pk, answer in answers):
@@ -60,7 +68,7 @@ def dispatch(clock: Callable[[], datetime], has_time: Callable[[], bool]) -> Cou
         while True:
             found = False
             for lane in open_lanes:
-                if not lane.busy and has_time():
+                if lane.ready and has_time():
                     found |= _start(lane, pool, calls, counts, clock())
             if not calls and not found:
                 return counts

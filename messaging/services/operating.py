@@ -35,12 +35,12 @@ def retry_message(pk: UUID, *, now: datetime) -> tuple[Message, bool]:
         return earlier, False
     if old.archived_at is not None:
         raise Conflict(_("The message's content has been cleared."), code="archived")
-    outcome = enqueue_messages([_again(old)], now=now)[0]
+    outcome = enqueue_messages([draft_again(old)], now=now)[0]
     raise_refusal(outcome)
     return Message.objects.get(retry_of=old), True
 
 
-def _again(old: Message) -> Draft:
+def draft_again(old: Message) -> Draft:
     return Draft(
         application_id=old.application_id,
         subscription_id=old.subscription_id,

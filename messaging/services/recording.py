@@ -39,8 +39,7 @@ class Verdict:
 
 
 def judge(row: Due, answer: Answer, *, now: datetime, probe_at: datetime | None) -> Verdict:
-    if answer.outcome == "accepted":
-        return Verdict("successful", sent_at=now)
+    """An answer that is not an acceptance."""
     if answer.outcome == "unknown":
         # May have been heard: neither sent again nor given up before the table of unknown outcomes has been asked.
         return Verdict("pending", hold_reason=HoldReason.OUTCOME_UNKNOWN, next_attempt_at=now)
@@ -80,8 +79,33 @@ def clean(text: str, length: int) -> str | None:
     return text.replace("\x00", "")[:length] or None
 
 
-# Both tables in one statement. A lease that was lost changes nothing: somebody else has decided since.
-RECORD = """
+# The version is written here as the trigger would write it row by row, at a fifth of the price.
+NEXT_VERSION = """
+           version = m.version + 1, version_history = m.version_history || jsonb_build_object((m.version + 1)::text,
+               jsonb_build_object('at', %s::timestamptz, 'transition', 'send', 'from', 'pending', 'to', 'successful'))
+"""
+# By the key and nothing else: were the state or the lease spelt plainly, the planner would read all leased or pending
+# rows for each answer. A lease that was lost changes nothing: somebody else has decided since.
+OURS = "m.id = r.id AND (m.lease_id = %s AND m.attempt_count = r.attempt_no AND m.status = 'pending') IS TRUE"
+
+ACCEPTED = f"""
+    WITH answer AS MATERIALIZED (
+        SELECT * FROM unnest(%s::uuid[], %s::int[], %s::text[], %s::text[], %s::text[], %s::int[])
+            AS r (id, attempt_no, provider_message_id, code, raw, latency_ms)),
+    ended AS (
+        UPDATE message_attempts a
+           SET ended_at = %s, outcome = 'accepted', provider_message_id = r.provider_message_id, code = r.code,
+               raw = r.raw, latency_ms = r.latency_ms
+          FROM answer r WHERE a.message_id = r.id AND a.attempt_no = r.attempt_no AND a.ended_at IS NULL)
+    UPDATE messages m
+       SET status = 'successful', sent_at = %s, error_reason = NULL, error_details = '{{}}', failure_type = NULL,
+           next_attempt_at = NULL, provider_message_id = COALESCE(r.provider_message_id, m.provider_message_id),
+           lease_id = NULL, leased_until = NULL, {NEXT_VERSION}
+      FROM answer r WHERE {OURS}
+    RETURNING m.id
+"""
+
+RECORD = f"""
     WITH answer AS MATERIALIZED (
         SELECT * FROM unnest(%s::uuid[], %s::int[], %s::text[], %s::text[], %s::text[], %s::text[], %s::int[],
                              %s::text[], %s::timestamptz[], %s::timestamptz[], %s::text[], %s::text[], %s::text[],
@@ -95,12 +119,11 @@ RECORD = """
           FROM answer r WHERE a.message_id = r.id AND a.attempt_no = r.attempt_no AND a.ended_at IS NULL)
     UPDATE messages m
        SET status = r.status, sent_at = r.sent_at, failed_at = r.failed_at, error_reason = r.error_reason,
-           error_details = COALESCE(r.error_details, '{}')::jsonb, failure_type = r.failure_type,
+           error_details = COALESCE(r.error_details, '{{}}')::jsonb, failure_type = r.failure_type,
            next_attempt_at = r.next_attempt_at, hold_reason = r.hold_reason,
            provider_message_id = COALESCE(r.provider_message_id, m.provider_message_id),
            lease_id = NULL, leased_until = NULL
-      FROM answer r
-     WHERE m.id = r.id AND m.lease_id = %s AND m.attempt_count = r.attempt_no AND m.status = 'pending'
+      FROM answer r WHERE {OURS}
     RETURNING m.id
 """
 
@@ -126,19 +149,53 @@ def _sum(*parts: dict[str, int]) -> dict[str, int]:
 
 
 def _record(batch: Batch, answers: Sequence[tuple[UUID, Answer]], now: datetime) -> dict[str, int]:
-    said = [(pk, answer) for pk, answer in answers if pk not in batch.unreadable]
+    said = [(pk, answer) for pk, answer in answers if pk not in batch.unreadable] if batch.unreadable else answers
     probe_at = circuits.note_answers(batch.provider, said, probe=batch.probe, now=now)
-    verdicts = {pk: judge(batch.due[pk], answer, now=now, probe_at=probe_at) for pk, answer in answers}
-    columns = zip(*(_values(pk, batch.attempts[pk], answer, verdicts[pk]) for pk, answer in answers), strict=True)
+    accepted = [(pk, answer) for pk, answer in answers if answer.outcome == "accepted"]
+    others = [(pk, answer) for pk, answer in answers if answer.outcome != "accepted"]
+    counts = {"successful": len(accepted)} if accepted else {}
+    lost = len(accepted) - len(_write_accepted(batch, accepted, now))
+    if others:
+        verdicts = {pk: judge(batch.due[pk], answer, now=now, probe_at=probe_at) for pk, answer in others}
+        won = _write(batch, others, verdicts, now)
+        lost += len(others) - len(won)
+        counts |= _counts(verdicts)
+        punish([(batch.due[pk], answer) for pk, answer in others if pk in won], now=now)
+        if any(verdict.hold_reason for verdict in verdicts.values()):
+            nudge(RESOLVE)
+    if lost:
+        log.warning("lease_lost", provider=batch.provider, messages=lost)
+        counts["lease_lost"] = lost
+    return counts
+
+
+def _write_accepted(batch: Batch, answers: Sequence[tuple[UUID, Answer]], now: datetime) -> set[UUID]:
+    """What nearly all answers are: fewer values to carry over."""
+    if not answers:
+        return set()
+    rows = (
+        (
+            pk,
+            batch.attempts[pk],
+            clean(a.provider_message_id, 255),
+            clean(a.code, 100),
+            clean(a.raw, 2000),
+            a.latency_ms,
+        )
+        for pk, a in answers
+    )
     with connection.cursor() as cursor:
-        cursor.execute(RECORD, [*map(list, columns), now, batch.lease_id])
-        won = {pk for (pk,) in cursor.fetchall()}
-    if len(won) < len(answers):
-        log.warning("lease_lost", provider=batch.provider, messages=len(answers) - len(won))
-    punish([(batch.due[pk], answer) for pk, answer in answers if pk in won], now=now)
-    if any(verdict.hold_reason for verdict in verdicts.values()):
-        nudge(RESOLVE)
-    return _counts(verdicts, won)
+        cursor.execute(ACCEPTED, [*map(list, zip(*rows, strict=True)), now, now, now, batch.lease_id])
+        return {pk for (pk,) in cursor.fetchall()}
+
+
+def _write(
+    batch: Batch, answers: Sequence[tuple[UUID, Answer]], verdicts: dict[UUID, Verdict], now: datetime
+) -> set[UUID]:
+    rows = (_values(pk, batch.attempts[pk], answer, verdicts[pk]) for pk, answer in answers)
+    with connection.cursor() as cursor:
+        cursor.execute(RECORD, [*map(list, zip(*rows, strict=True)), now, batch.lease_id])
+        return {pk for (pk,) in cursor.fetchall()}
 
 
 def _values(pk: UUID, attempt_no: int, answer: Answer, verdict: Verdict) -> Iterator[Any]:
@@ -148,10 +205,10 @@ def _values(pk: UUID, attempt_no: int, answer: Answer, verdict: Verdict) -> Iter
     yield from (verdict.failure_type, verdict.next_attempt_at, verdict.hold_reason)
 
 
-def _counts(verdicts: dict[UUID, Verdict], won: set[UUID]) -> dict[str, int]:
+def _counts(verdicts: dict[UUID, Verdict]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for pk, verdict in verdicts.items():
-        word = "lease_lost" if pk not in won else "unknown" if verdict.hold_reason else verdict.status
+    for verdict in verdicts.values():
+        word = "unknown" if verdict.hold_reason else verdict.status
         counts[word] = counts.get(word, 0) + 1
     return counts
 
@@ -176,7 +233,9 @@ def mark_subscriptions(found: Sequence[tuple[UUID, Answer]], *, now: datetime) -
     if not found:
         return
     answers = dict(found)
-    rows = list(Subscription.objects.sendable().filter(pk__in=answers).order_by("pk").select_for_update(of=("self",)))
+    # Without the key: new messages hold their subscriptions' keys in an order of their own.
+    dead = Subscription.objects.sendable().filter(pk__in=answers).order_by("pk")
+    rows = list(dead.select_for_update(of=("self",), no_key=True))
     rows = [row for row in rows if not _registered_since(row, answers[row.pk])]
     decisions = []
     for row in rows:

@@ -1,14 +1,14 @@
 """Take due alarms, so that nobody else does, and open a delivery for each that will be sent."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.db.models.functions import Left, Length
 from uuid_utils.compat import uuid7
@@ -20,6 +20,8 @@ from reminders.services.times import is_night
 
 # Of a long page only so much is read at first: a thousand pages must not bring a gigabyte into memory.
 BEGINNING = 20_000
+DEADLOCK, TRIES = "40P01", 4
+T = TypeVar("T")
 
 Owner = tuple[UUID, str]
 
@@ -125,7 +127,9 @@ def open_deliveries(claims: Sequence[Claim], now: datetime) -> None:
             SELECT id, alarm_id, application_id, occurrence, key, %s FROM json_to_recordset(%s::json)
                 AS claim (id uuid, alarm_id uuid, application_id uuid, occurrence int, key text)
             ON CONFLICT (idempotency_key) DO UPDATE
-               SET state = 'claimed', claimed_at = EXCLUDED.claimed_at, ended_at = NULL WHERE old.state <> 'sent'
+               SET state = 'claimed', application_id = EXCLUDED.application_id, claimed_at = EXCLUDED.claimed_at,
+                   ended_at = NULL
+             WHERE old.state <> 'sent'
             """,
             [now, json.dumps([_opening(claim) for claim in claims], default=str)],
         )
@@ -156,6 +160,17 @@ def tell_rescues(claims: Sequence[Claim], now: datetime, run_id: UUID | None) ->
     ]
     if rescued:
         record(rescued)
+
+
+def despite_deadlocks(work: Callable[[], T]) -> T:
+    """Do it again when it was chosen to break a circle of locks: a batch given up would wait six hours for rescue."""
+    for _try in range(TRIES):
+        try:
+            return work()
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", "") != DEADLOCK:
+                raise
+    return work()
 
 
 def read_words(claims: Sequence[Claim]) -> dict[str, Words]:

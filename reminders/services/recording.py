@@ -12,15 +12,13 @@ from django.db import DatabaseError, connection, transaction
 
 from config.decisions import decide, record
 from reminders.models import Alarm, AlarmDelivery
-from reminders.services.claiming import Claim, Owner, zones_of
+from reminders.services.claiming import Claim, Owner, despite_deadlocks, zones_of
 from reminders.services.reporting import report
 from reminders.services.settling import SUPERSEDED
 from reminders.services.texts import Words
 from reminders.services.times import Random, after_sleep, next_time, resolve_alarm_time_conflict, retry_time
 
 State = AlarmDelivery.State
-DEADLOCK = "40P01"
-TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,11 @@ class Result:
 
 
 def record_results(results: Sequence[Result], now: datetime, random: Random, run_id: UUID | None) -> dict[str, int]:
-    """A batch somebody else's locks got in the way of is written again; lost, it would wait six hours for rescue."""
-    for attempt in range(1, TRIES + 1):
-        try:
-            return _record(results, now, random, run_id)
-        except DatabaseError as error:
-            deadlock = getattr(error.__cause__, "sqlstate", "") == DEADLOCK
-            if not deadlock or attempt == TRIES:
-                report("batch_update_failed", error=type(error).__name__, alarms=len(results))
-                raise
-    raise AssertionError("unreachable")
+    try:
+        return despite_deadlocks(lambda: _record(results, now, random, run_id))
+    except DatabaseError as error:
+        report("batch_update_failed", error=type(error).__name__, alarms=len(results))
+        raise
 
 
 @transaction.atomic

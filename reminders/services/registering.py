@@ -5,6 +5,7 @@ from datetime import datetime
 
 from django.db import transaction
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from config.errors import Invalid, Missing
 from messaging.models import Application
@@ -31,12 +32,12 @@ class NoWords(Invalid):
     code = "empty"
 
     def __init__(self) -> None:
-        super().__init__("Title and body are both empty.", attr="title")
+        super().__init__(_("Title and body are both empty."), attr="title")
 
 
 class UnknownPage(Missing):
     def __init__(self) -> None:
-        super().__init__("There is no such page.", attr="page_id")
+        super().__init__(_("There is no such page."), attr="page_id")
 
 
 @transaction.atomic

@@ -19,7 +19,7 @@ from messaging.providers import provider_for
 from messaging.services import Draft, Outcome, SubscriptionSpec, enqueue_messages, upsert_subscriptions
 from messaging.services.content import PUSH_BYTES, address_problem, push_bytes
 from reminders.models import Alarm
-from reminders.services.claiming import Claim, Owner, claim_alarms, read_words
+from reminders.services.claiming import Claim, Owner, claim_alarms, despite_deadlocks, read_words
 from reminders.services.recording import Result, record_results
 from reminders.services.reporting import log, report
 from reminders.services.texts import Words
@@ -63,7 +63,7 @@ def schedule(now: datetime) -> dict[str, Any]:
 def deliver(claims: Sequence[Claim], now: datetime) -> list[Result]:
     """Hand all over to messaging in one call. What cannot be handed over is refused, each by itself."""
     words = read_words(claims)
-    addresses = addresses_of({claim.owner for claim in claims}, now)
+    addresses = despite_deadlocks(lambda: addresses_of({claim.owner for claim in claims}, now))
     results: list[Result] = []
     ready: list[tuple[Claim, Words, Address]] = []
     for claim in claims:

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from config.decisions import decide, record
 from messaging.models import Message
-from reminders.models import Alarm, AlarmDelivery
+from reminders.models import Alarm, AlarmDelivery, DeletedAlarm
 
 State = AlarmDelivery.State
 SUPERSEDED = "superseded"
@@ -56,8 +56,11 @@ def settle_deliveries(ids: Iterable[UUID], now: datetime, run_id: UUID | None = 
 
 
 def _messages_of(rows: list[AlarmDelivery]) -> dict[str, UUID]:
-    found = Message.objects.filter(
-        application_id__in={row.application_id for row in rows},
-        idempotency_key__in=[row.idempotency_key for row in rows],
-    )
+    applications = {row.application_id for row in rows if row.application_id}
+    # Opened by hand, a delivery lacks it; the alarm, or what is left of it, knows whose it is.
+    if strays := [row.alarm_id for row in rows if row.application_id is None]:
+        for model in (Alarm, DeletedAlarm):
+            applications |= set(model._default_manager.filter(pk__in=strays).values_list("application_id", flat=True))
+    keys = [row.idempotency_key for row in rows]
+    found = Message.objects.filter(application_id__in=applications, idempotency_key__in=keys)
     return {str(key): pk for key, pk in found.values_list("idempotency_key", "pk")}

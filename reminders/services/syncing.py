@@ -10,6 +10,7 @@ from uuid import UUID
 from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from config.errors import Missing
 from messaging.models import Application
@@ -46,7 +47,7 @@ def sync_pages(application: Application, changes: PageChanges) -> dict[str, int]
     for attr, item in changes.texts():
         page = pages.get(item.id)
         if page is None:
-            raise Missing("There is no such page.", attr=attr)
+            raise Missing(_("There is no such page."), attr=attr)
         done["created" if item.id in made or page.deleted_at else "updated"] += 1
         made.discard(item.id)
         page.title = page.title if item.title is None else item.title

@@ -1,7 +1,17 @@
 import pytest
 from django.db import connection
 
+from locks.services.waiting import ROOM
+
 PREFIX = "/api/v1/branch-locks"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _let_the_listener_leave(django_db_setup):
+    """Its connection would keep the test database from being dropped."""
+    yield
+    if ROOM.listener:
+        ROOM.listener.join()
 
 
 @pytest.fixture

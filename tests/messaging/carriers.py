@@ -14,7 +14,7 @@ class Carrier:
     receipts = True
     concurrency = 100
 
-    def __init__(self, name="null"):
+    def __init__(self, name="carrier"):
         self.name = name
         self.lock = threading.Lock()
         self.sent = []

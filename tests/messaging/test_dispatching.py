@@ -27,7 +27,7 @@ def test_an_accepted_message_is_successful_with_attempt_event_and_history(carrie
     assert (row.status, row.sent_at, row.lease_id) == ("successful", NOW + timedelta(seconds=1), None)
     assert row.provider_message_id == str(row.pk)
     attempt = MessageAttempt.objects.get()
-    assert (attempt.attempt_no, attempt.outcome, attempt.provider) == (1, "accepted", "null")
+    assert (attempt.attempt_no, attempt.outcome, attempt.provider) == (1, "accepted", "carrier")
     assert list(MessageEvent.objects.order_by("id").values_list("event_type", flat=True)) == ["created", "sent"]
     assert row.version_history["1"]["transition"] == "send"
     assert (row.version_history["1"]["from"], row.version_history["1"]["to"]) == ("pending", "successful")

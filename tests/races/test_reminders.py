@@ -1,5 +1,8 @@
 """Reminders with real threads and commits: nothing is sent twice, lost, or put at one time."""
 
+import multiprocessing
+import os
+import signal
 from datetime import timedelta
 from threading import Event
 
@@ -177,6 +180,39 @@ def test_two_clients_syncing_the_same_pages_do_not_deadlock(at_once):
         lambda: sync_pages(application, PageChanges("ann", created=items[::-1])),
     )
     assert sorted(result["created"] for result in results) == [0, 100]
+
+
+# --- kill -9 ------------------------------------------------------------------------------------------------------
+
+
+def work_until(step):
+    """A worker's steps, ended by the kernel after `step`."""
+    claims, _deferred = claim_alarms(NOON, 100)
+    if step != "claim":
+        results = deliver(claims, NOON)
+    if step == "record":
+        with transaction.atomic():
+            record_results(results, NOON, lambda: 0.0, None)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("step", ["claim", "send", "record"])
+def test_a_worker_killed_after_any_step_loses_and_doubles_nothing(step):
+    make_alarms(20)
+    connection.close()
+    worker = multiprocessing.get_context("fork").Process(target=work_until, args=(step,))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == -signal.SIGKILL
+    assert Message.objects.count() == (0 if step == "claim" else 20)
+    assert Alarm.objects.filter(processed_at=NOON, sent_count=1).count() == 20
+    assert send_batch(NOON + timedelta(hours=6))["claimed"] == 0
+    rescue = NOON + timedelta(hours=6, microseconds=1)
+    assert send_batch(rescue)["sent"] == 20
+    assert Message.objects.values("idempotency_key").distinct().count() == Message.objects.count() == 20
+    assert Alarm.objects.filter(processed_at=None, sent_count=2, occurrence=2).count() == 20
+    assert AlarmDelivery.objects.filter(state="sent").count() == AlarmDelivery.objects.count() == 20
 
 
 # --- until --------------------------------------------------------------------------------------------------------

@@ -166,6 +166,24 @@ def test_a_claimed_delivery_whose_alarm_is_gone_is_settled_by_the_sweep():
     assert "settled" not in again["counts"]
 
 
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_delivery_opened_by_hand_is_settled_like_any_other(application, sent):
+    alarm = AlarmFactory(page__id="p", processed_at=NOON - timedelta(hours=7))
+    if sent:
+        claim = claim_alarms(NOON, 1)[0]
+        deliver(claim, NOON)
+        Alarm.objects.update(processed_at=NOON - timedelta(hours=7))
+        AlarmDelivery.objects.all().delete()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO alarm_delivery (alarm_id, occurrence, idempotency_key) VALUES (%s, 1, %s)",
+            [alarm.pk, f"reminder:{alarm.pk}:1"],
+        )
+    register_alarm(application, Registration("p", "ann"), NOON)
+    delivery = AlarmDelivery.objects.get()
+    assert (delivery.state, delivery.reason) == (("sent", "") if sent else ("failed", "superseded"))
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 

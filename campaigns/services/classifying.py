@@ -1,0 +1,56 @@
+"""What kind of reply it is, from what machines write into headers and subjects; never from what a body mentions."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+ABSENT = re.compile(
+    r"out of (?:the )?office|\booo\b|auto(?:matic|mated)?[\s-]?(?:reply|response)|autoreply"
+    r"|away from (?:the |my )?(?:office|desk)|on (?:vacation|annual leave|leave|holiday)|absen(?:t|ce)"
+    r"|부재|자동\s?(?:응답|회신|답장)|휴가|출장\s?중",
+    re.IGNORECASE,
+)
+UNDELIVERED = re.compile(
+    r"undeliver(?:ed|able)|delivery status notification|mail delivery (?:failed|subsystem)|failure notice"
+    r"|returned mail|delivery (?:has )?failed|반송|전송\s?실패",
+    re.IGNORECASE,
+)
+DAEMON = re.compile(r"(?:mailer-daemon|postmaster)@", re.IGNORECASE)
+NOT_FINAL = re.compile(r"^\s*action:\s*(?:delayed|relayed|delivered|expanded)", re.IGNORECASE | re.MULTILINE)
+
+
+def classify(subject: str, text: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(kind, evidence)."""
+    found = {str(name).lower(): str(value) for name, value in headers.items()}
+    if reason := _bounce(subject, text, found):
+        return "bounce", reason
+    if reason := _automatic(subject, found):
+        return "ooo", reason
+    return "human", {"rule": "no_sign_of_a_machine"}
+
+
+def _bounce(subject: str, text: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    content_type = headers.get("content-type", "")
+    if NOT_FINAL.search(text):
+        return None  # the carrier still tries, or tells of success
+    if "multipart/report" in content_type.lower() and "delivery-status" in content_type.lower():
+        return {"rule": "delivery_status_notification", "header": "Content-Type"}
+    if "x-failed-recipients" in headers:
+        return {"rule": "delivery_status_notification", "header": "X-Failed-Recipients"}
+    if DAEMON.search(headers.get("from", "")) and (UNDELIVERED.search(subject) or headers.get("return-path") == "<>"):
+        return {"rule": "delivery_status_notification", "header": "From"}
+    return None
+
+
+def _automatic(subject: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    submitted = headers.get("auto-submitted", "").strip().lower()
+    if submitted and not submitted.startswith("no"):
+        return {"rule": "automatic", "header": "Auto-Submitted", "value": submitted[:100]}
+    for name in ("x-autoreply", "x-autorespond", "x-autoresponder"):
+        if headers.get(name, "no").strip().lower() not in ("no", "false", "0", ""):
+            return {"rule": "automatic", "header": name}
+    if headers.get("precedence", "").strip().lower() == "auto_reply":
+        return {"rule": "automatic", "header": "Precedence"}
+    if found := ABSENT.search(subject):
+        return {"rule": "absence_in_subject", "value": found.group()[:100]}
+    return None

@@ -1,0 +1,372 @@
+"""Due steps become messages: as many as each sender may send now, fair between sequences, never twice.
+
+Claim, message and mark are one transaction: after a crash at any line there is either nothing or all of it. What a
+sender cannot send now is deferred to when it can, in one statement, so that a throttled row never looks forgotten.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from campaigns.models import Execution, Sender, Sequence
+from campaigns.services.completion import settle
+from campaigns.services.drafts import Drafts
+from campaigns.services.following import end_failed, finish
+from campaigns.services.rows import Ledger, end_enrollments, grouped, lock_sequences, skip_executions
+from campaigns.services.windows import TICK, Allowance, allowance, opening, periods, slots, spaced
+from messaging.services import Outcome, enqueue_messages
+
+# Rows of one sender in one transaction; the sweep comes round again as long as there is time.
+BATCH = 500
+# What is stale is neither sent nor deferred (that would make it fresh): the reconciler skips it.
+DUE = """
+    FROM sequence_step_executions x
+    JOIN sequence_enrollments e ON e.id = x.enrollment_id AND e.status = 'active'
+    JOIN sequences s ON s.id = e.sequence_id AND s.status = 'active'
+    JOIN sequence_steps p ON p.id = x.step_id
+    JOIN leads l ON l.id = e.lead_id
+   WHERE x.status IN ('pending', 'deferred') AND coalesce(x.deferred_until, x.scheduled_at) <= %(now)s
+     AND e.sender_id = ANY(%(senders)s::uuid[])
+     AND (p.stale_policy = 'send_late' OR coalesce(x.deferred_until, x.scheduled_at)
+          >= %(now)s - s.harvest_days * s.stale_after_multiplier * interval '1 day')
+"""
+BARRED = {"suppressed", "unsubscribed", "not_sendable", "no_consent"}
+# Not the step's fault and not for good: it waits.
+LATER = {"quota_exceeded", "channel_not_configured", "application_inactive"}
+PATIENCE = timedelta(hours=1)
+
+
+def with_due_steps(now: datetime) -> Any:
+    """Healthy senders that have something to send."""
+    due = Execution.objects.due(now).values("enrollment__sender_id")
+    return Sender.objects.healthy().filter(pk__in=due)
+
+
+@dataclass
+class Turn:
+    """What one sender may do in this tick."""
+
+    sender: Sender
+    allowance: Allowance
+    moments: list[datetime] = field(default_factory=list)
+    claimed: int = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return self.allowance.left is not None and self.claimed >= self.allowance.left
+
+
+def send_due(sender_ids: Collection[UUID], now: datetime, run_id: UUID | None = None) -> Counter[str]:
+    """One transaction for these senders. A sender another worker is at is left to it."""
+    with transaction.atomic():
+        rows = Sender.objects.healthy().filter(pk__in=list(sender_ids)).order_by("pk")
+        senders = {row.pk: row for row in rows.select_for_update(no_key=True, skip_locked=True)}
+        if not senders:
+            return Counter()
+        done: Counter[str] = Counter(deferred=defer_closed(senders, now))
+        turns = {pk: take_turn(senders[pk], used, now) for pk, used in usage(senders.values(), now).items()}
+        ledger = Ledger(run_id)
+        done.update(claim(turns, now, ledger))
+        done["deferred"] += defer_rest(turns, now)
+        ledger.write()
+    return +done
+
+
+def take_turn(sender: Sender, used: tuple[int, int], now: datetime) -> Turn:
+    """`moments`: when each of this tick's messages may go; as many as allowance, gap and batch permit."""
+    turn = Turn(sender, allowance(sender, now, *used))
+    most = BATCH if turn.allowance.left is None else min(BATCH, turn.allowance.left)
+    if spaced(sender):
+        ahead = takewhile(lambda at: at < now + TICK, slots(sender, now, f"{sender.pk}{now}"))
+        turn.moments = [at for at, _place in zip(ahead, range(most), strict=False)]
+    else:
+        turn.moments = [now] * most
+    return turn
+
+
+def usage(senders: Collection[Sender], now: datetime) -> dict[UUID, tuple[int, int]]:
+    """How many each has claimed in its calendar day and hour. (Rows claimed elsewhere count for the enrollment's.)"""
+    when = {sender.pk: periods(sender, now) for sender in senders}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT v.sender, count(*) FILTER (WHERE x.at >= v.day_start AND x.at < v.day_end),
+                   count(*) FILTER (WHERE x.at >= v.hour_start AND x.at < v.hour_end)
+              FROM unnest(%(senders)s::uuid[], %(d1)s::timestamptz[], %(d2)s::timestamptz[], %(h1)s::timestamptz[],
+                          %(h2)s::timestamptz[]) v(sender, day_start, day_end, hour_start, hour_end)
+              JOIN (SELECT x.processing_started_at AS at, coalesce(x.sender_id, e.sender_id) AS sender
+                      FROM sequence_step_executions x JOIN sequence_enrollments e ON e.id = x.enrollment_id
+                     WHERE x.processing_started_at >= %(earliest)s) x ON x.sender = v.sender
+             GROUP BY v.sender
+            """,
+            {
+                "senders": list(when),
+                "d1": [period.day_start for period in when.values()],
+                "d2": [period.day_end for period in when.values()],
+                "h1": [period.hour_start for period in when.values()],
+                "h2": [period.hour_end for period in when.values()],
+                "earliest": min(period.day_start for period in when.values()),
+            },
+        )
+        found = {pk: (today, hour) for pk, today, hour in cursor.fetchall()}
+    return {pk: found.get(pk, (0, 0)) for pk in when}
+
+
+def due_zones(senders: Collection[UUID], now: datetime) -> list[tuple[UUID, str]]:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT DISTINCT e.sender_id, l.time_zone {DUE}", {"now": now, "senders": list(senders)})
+        return list(cursor.fetchall())
+
+
+def defer_closed(senders: dict[UUID, Sender], now: datetime) -> int:
+    """Outside the window nothing is allowed: what is due waits for the opening in the lead's (or sender's) zone."""
+    openings = {(pk, zone): at for pk, zone in due_zones(senders, now) if (at := opening(senders[pk], zone, now)) > now}
+    return defer(openings, now)
+
+
+def defer(openings: dict[tuple[UUID, str], datetime], now: datetime) -> int:
+    """Every due row of a (sender, lead's zone) to its moment. One statement, however many rows."""
+    if not openings:
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            WITH ripe AS MATERIALIZED (
+                SELECT x.id, v.at {
+                DUE.replace(
+                    "WHERE",
+                    '''
+                  JOIN unnest(%(owners)s::uuid[], %(zones)s::text[], %(moments)s::timestamptz[]) v(sender, zone, at)
+                    ON v.sender = e.sender_id AND v.zone = l.time_zone WHERE''',
+                )
+            }
+                   FOR UPDATE OF x SKIP LOCKED)
+            UPDATE sequence_step_executions x SET status = 'deferred', deferred_until = ripe.at
+              FROM ripe WHERE x.id = ripe.id
+            """,
+            {
+                "now": now,
+                "senders": list({pk for pk, _zone in openings}),
+                "owners": [pk for pk, _zone in openings],
+                "zones": [zone for _pk, zone in openings],
+                "moments": list(openings.values()),
+            },
+        )
+        return cursor.rowcount
+
+
+def claim(turns: dict[UUID, Turn], now: datetime, ledger: Ledger) -> Counter[str]:
+    places = candidates({pk: len(turn.moments) for pk, turn in turns.items()}, now)
+    if not places:
+        return Counter()
+    # A sequence is paused, completed or edited under this lock: after it nobody's message comes from an old state.
+    lock_sequences({sequence for _pk, _sender, sequence in places})
+    rows = {
+        row.pk: row
+        for row in Execution.objects.due(now)
+        .filter(pk__in=[pk for pk, _sender, _sequence in places])
+        .select_related("step", "enrollment__lead", "enrollment__sequence")
+        .select_for_update(of=("self",), skip_locked=True)
+    }
+    mine = [rows[pk] for pk, sender, _sequence in places if pk in rows and rows[pk].enrollment.sender_id == sender]
+    drafts = Drafts(mine, now)
+    park(drafts.incomplete, ledger)
+    planned = []
+    for row in drafts.complete:
+        turn = turns[row.enrollment.sender_id]  # type: ignore[index]
+        planned.append((row, turn.moments[turn.claimed]))
+        turn.claimed += 1
+    start(planned, now)
+    outcomes = enqueue_messages([drafts.of(row, at, now) for row, at in planned], now=now)
+    done = settle_outcomes([(row, outcome) for (row, _at), outcome in zip(planned, outcomes, strict=True)], now, ledger)
+    done["parked"] = len(drafts.incomplete)
+    move_slots(turns.values(), now)
+    settle({row.enrollment.sequence_id for row in mine}, now, ledger)
+    return done
+
+
+def candidates(most: dict[UUID, int], now: datetime) -> list[tuple[UUID, UUID, UUID]]:
+    """(execution, sender, sequence), in the order they go: each sequence in turn, the oldest due of each first."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            SELECT id, sender_id, sequence_id
+              FROM (SELECT *, row_number() OVER (PARTITION BY sender_id ORDER BY turn, due, id) AS place
+                      FROM (SELECT x.id, e.sender_id, e.sequence_id, coalesce(x.deferred_until, x.scheduled_at) AS due,
+                                   row_number() OVER (PARTITION BY e.sender_id, e.sequence_id
+                                                      ORDER BY coalesce(x.deferred_until, x.scheduled_at),
+                                                               x.scheduled_at, x.id) AS turn
+                              {DUE}) each_sequence) each_sender
+              JOIN unnest(%(senders)s::uuid[], %(most)s::int[]) v(sender, most) ON v.sender = sender_id
+             WHERE place <= v.most
+             ORDER BY place, id
+            """,
+            {"now": now, "senders": list(most), "most": list(most.values())},
+        )
+        return list(cursor.fetchall())
+
+
+def park(rows: list[Execution], ledger: Ledger) -> None:
+    """What the lead lacks by now it may get later; nobody but whoever completes the lead moves it again."""
+    Execution.objects.filter(pk__in=[row.pk for row in rows]).update(status="awaiting_enrichment")
+    keys = grouped((row.enrollment.sequence_id, row.pk) for row in rows)
+    ledger.bulk("send.parked", keys, before={"status": "due"}, after={"status": "awaiting_enrichment"})
+
+
+def start(planned: list[tuple[Execution, datetime]], now: datetime) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE sequence_step_executions x"
+            "   SET status = 'processing', processing_started_at = %s, sender_id = v.sender"
+            " FROM unnest(%s::uuid[], %s::uuid[]) v(id, sender) WHERE x.id = v.id",
+            [now, [row.pk for row, _at in planned], [row.enrollment.sender_id for row, _at in planned]],
+        )
+
+
+def settle_outcomes(pairs: list[tuple[Execution, Outcome]], now: datetime, ledger: Ledger) -> Counter[str]:
+    """What messaging said to each: a message, a barred recipient, not now, or a step that cannot be sent."""
+    sorted_out: dict[str, list[tuple[Execution, Outcome]]] = defaultdict(list)
+    for row, outcome in pairs:
+        code = outcome.code
+        kind = "claimed" if code is None else "barred" if code in BARRED else "later" if code in LATER else "broken"
+        sorted_out[kind].append((row, outcome))
+    link(sorted_out["claimed"], ledger)
+    bar([row for row, _outcome in sorted_out["barred"]], now, ledger)
+    postpone(sorted_out["later"], now, ledger)
+    break_off(sorted_out["broken"], now, ledger)
+    return Counter({kind: len(found) for kind, found in sorted_out.items()})
+
+
+def link(pairs: list[tuple[Execution, Outcome]], ledger: Ledger) -> None:
+    if not pairs:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE sequence_step_executions x SET message_id = v.message"
+            "  FROM unnest(%s::uuid[], %s::uuid[]) v(id, message) WHERE x.id = v.id",
+            [[row.pk for row, _outcome in pairs], [outcome.message_id for _row, outcome in pairs]],
+        )
+    keys = grouped((row.enrollment.sequence_id, row.pk) for row, _outcome in pairs)
+    ledger.bulk("send.claimed", keys, before={"status": "due"}, after={"status": "processing"})
+
+
+def bar(rows: list[Execution], now: datetime, ledger: Ledger) -> None:
+    """Never counted as claimed: nobody was written to."""
+    if not rows:
+        return
+    found = Execution.objects.filter(pk__in=[row.pk for row in rows])
+    skip_suppressed_rows(found, now, ledger)
+    found.update(processing_started_at=None, sender_id=None)
+
+
+def skip_suppressed_rows(rows: Any, now: datetime, ledger: Ledger) -> int:
+    skipped = skip_executions(rows, "suppressed")
+    ended = end_enrollments({enrollment for _pk, enrollment, _sequence in skipped}, "stopped", now)
+    ledger.skipped("send", skipped, "suppressed")
+    ledger.ended("send", ended, "stopped", because="suppressed")
+    return len(skipped)
+
+
+def skip_suppressed(sequence_ids: Collection[UUID], now: datetime, run_id: UUID | None = None) -> Counter[str]:
+    """Due steps to people who must not be written to, whatever their sender may send."""
+    with transaction.atomic():
+        locked = [row.pk for row in lock_sequences(sequence_ids, skip_locked=True)]
+        ledger = Ledger(run_id)
+        skipped = skip_suppressed_rows(Execution.objects.due(now).of(locked).to_suppressed(), now, ledger)
+        settle(locked, now, ledger)
+    return +Counter(suppressed=skipped)
+
+
+def postpone(pairs: list[tuple[Execution, Outcome]], now: datetime, ledger: Ledger) -> None:
+    if not pairs:
+        return
+    waits = [now + (timedelta(seconds=o.retry_after) if o.retry_after else PATIENCE) for _row, o in pairs]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE sequence_step_executions x SET status = 'pending', processing_started_at = NULL, sender_id = NULL,"
+            " deferred_until = v.at FROM unnest(%s::uuid[], %s::timestamptz[]) v(id, at) WHERE x.id = v.id",
+            [[row.pk for row, _outcome in pairs], waits],
+        )
+    keys = grouped((row.enrollment.sequence_id, row.pk) for row, _outcome in pairs)
+    inputs = {"codes": sorted({str(outcome.code) for _row, outcome in pairs})}
+    ledger.bulk("send.postponed", keys, before={"status": "due"}, after={"status": "pending"}, inputs=inputs)
+    for detail in {outcome.detail for _row, outcome in pairs if outcome.code == "channel_not_configured"}:
+        told = [row.enrollment.sender_id for row, outcome in pairs if outcome.detail == detail]
+        Sender.objects.filter(pk__in=[pk for pk in told if pk]).update(last_error=detail)
+
+
+def break_off(pairs: list[tuple[Execution, Outcome]], now: datetime, ledger: Ledger) -> None:
+    if not pairs:
+        return
+    finish([(row.pk, now, f"{outcome.code}: {outcome.detail}"[:255]) for row, outcome in pairs], "failed")
+    keys = grouped((row.enrollment.sequence_id, row.pk) for row, _outcome in pairs)
+    ledger.bulk("send.failed", keys, before={"status": "due"}, after={"status": "failed"})
+    end_failed({row.enrollment_id for row, _outcome in pairs}, "failed", now, ledger, "send")
+
+
+def move_slots(turns: Collection[Turn], now: datetime) -> None:
+    """Where the gap lets the next message go."""
+    moved = []
+    for turn in turns:
+        if spaced(turn.sender) and turn.claimed:
+            ahead = slots(turn.sender, now, f"{turn.sender.pk}{now}")
+            turn.sender.next_slot_at = [at for at, _n in zip(ahead, range(turn.claimed + 1), strict=False)][-1]
+            moved.append(turn.sender)
+    Sender.objects.bulk_update(moved, ["next_slot_at"])
+
+
+def defer_rest(turns: dict[UUID, Turn], now: datetime) -> int:
+    """What is due and cannot go: after a used-up allowance to the next window, behind a gap to its own slot."""
+    used_up = {pk: turn for pk, turn in turns.items() if turn.exhausted}
+    openings = {
+        (pk, zone): opening(turns[pk].sender, zone, turns[pk].allowance.again_at)
+        for pk, zone in due_zones(used_up, now)
+    }
+    waiting = {pk: turn for pk, turn in turns.items() if spaced(turn.sender) and not turn.exhausted}
+    return defer(openings, now) + queue_behind_gap(waiting, now)
+
+
+def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
+    """Each due row to the tick in which its slot falls, in its turn."""
+    if not turns:
+        return 0
+    seconds = [turn.sender.min_gap_seconds + turn.sender.gap_jitter_seconds / 2 for turn in turns.values()]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            WITH due AS (
+                SELECT x.id, e.sender_id, row_number() OVER (PARTITION BY e.sender_id
+                       ORDER BY coalesce(x.deferred_until, x.scheduled_at), x.id) - 1 AS place {DUE}),
+            placed AS (
+                SELECT due.id, v.first + make_interval(secs => v.gap * due.place) AS at
+                  FROM due
+                  JOIN unnest(%(senders)s::uuid[], %(first)s::timestamptz[], %(gap)s::float[]) v(sender, first, gap)
+                    ON v.sender = due.sender_id),
+            ripe AS MATERIALIZED (
+                SELECT x.id, placed.at FROM sequence_step_executions x JOIN placed ON placed.id = x.id
+                 WHERE placed.at >= %(soon)s AND x.status IN ('pending', 'deferred') FOR UPDATE OF x SKIP LOCKED)
+            UPDATE sequence_step_executions x
+               SET status = 'deferred', deferred_until = ripe.at - make_interval(secs => %(tick)s) + interval '1 second'
+              FROM ripe WHERE x.id = ripe.id
+            """,
+            {
+                "now": now,
+                "soon": now + TICK,
+                "tick": TICK.total_seconds(),
+                "senders": list(turns),
+                "first": [max(now, turn.sender.next_slot_at or now) for turn in turns.values()],
+                "gap": seconds,
+            },
+        )
+        return cursor.rowcount
+
+
+def pending_sequences(now: datetime) -> Any:
+    """Sequences with due steps to suppressed people."""
+    return Sequence.objects.filter(pk__in=Execution.objects.due(now).to_suppressed().values("enrollment__sequence_id"))

@@ -1,0 +1,276 @@
+"""Replies: matching, kinds, dates of return, and what they end."""
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from campaigns.models import Enrollment, Execution, Reply
+from campaigns.services.absence import read_absence
+from campaigns.services.classifying import classify
+from campaigns.services.enrollments import pause_enrollment, resume_enrollment, stop_enrollment
+from campaigns.services.replies import Incoming, record_reply
+from config.errors import Invalid, Missing
+from messaging.models import Message, Suppression
+from tests.campaigns.factories import DAY, HOUR, MINUTE, NOW, SenderFactory, SequenceFactory, StepFactory, work
+from tests.campaigns.test_reconciling import LIMIT, SECOND, fresh
+
+pytestmark = pytest.mark.django_db
+SEOUL = ZoneInfo("Asia/Seoul")
+TUESDAY = datetime(2025, 11, 18, 10, tzinfo=SEOUL)
+
+
+def reply(now=NOW, **fields):
+    return record_reply(Incoming(**fields), Enrollment.objects.all(), now)
+
+
+@pytest.mark.parametrize(
+    ("text", "until"),
+    [
+        ("11월 25일까지 휴가입니다.", "2025-11-26"),
+        ("11월 28일까지 부재중입니다 (금)", "2025-12-01"),
+        ("11월 26일 복귀 예정입니다", "2025-11-26"),
+        ("11월 26일에 복귀합니다", "2025-11-26"),
+        ("복귀일: 11월 26일", "2025-11-26"),
+        ("11월 20일부터 25일까지 부재중입니다", "2025-11-26"),
+        ("11/20~11/25 휴가", "2025-11-26"),
+        ("2025.11.25까지", "2025-11-26"),
+        ("2025년 11월 25일까지", "2025-11-26"),
+        ("11월 21일(금)까지 휴가, 11월 24일(월) 복귀", "2025-11-24"),
+        ("다음 주 월요일에 복귀합니다", "2025-11-24"),
+        ("25일까지 자리를 비웁니다", "2025-11-26"),
+        ("1월 5일까지", "2026-01-06"),
+        ("I am back on 25 November", "2025-11-25"),
+        ("Back on Saturday, 29 November.", "2025-11-29"),
+        ("I am out until 25 November.", "2025-11-26"),
+        ("out of office until Friday", "2025-11-24"),
+        ("I will return on November 24th, 2025", "2025-11-24"),
+        ("away from Nov 20 to Nov 28", "2025-12-01"),
+        ("away November 20-25", "2025-11-26"),
+        ("returning on 2025-12-01", "2025-12-01"),
+        ("I will be out starting 11/20/2025 through 11/25/2025", "2025-11-26"),
+        ("On leave 20 Nov - 24 Nov and will return 26 Nov", "2025-11-26"),
+        ("away until the 25th of November\n> back on 1 December", "2025-11-26"),
+        ("back on January 5", "2026-01-05"),
+    ],
+)
+def test_the_date_of_return_is_read_at_nine_in_the_leads_zone(text, until):
+    found = read_absence(text, TUESDAY, SEOUL)
+    assert found.until == datetime.fromisoformat(until).replace(hour=9, tzinfo=SEOUL)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "I am away.",
+        "> back on 25 November",
+        "On Mon, 17 Nov 2025 Lee wrote:\nback on 25 November",
+        "until 30 February",
+        "back on 1 December 2027",
+        "11월 25일 2024년",
+        "back on 30 June",  # more than 180 days ahead
+        "Call 02-1234-5678 or 11.25",
+    ],
+)
+def test_without_a_date_that_makes_sense_a_week(text):
+    if "2024" in text:
+        text = "2024년 11월 25일까지"
+    found = read_absence(text, TUESDAY, SEOUL)
+    assert (found.until, found.rule) == (TUESDAY + 7 * DAY, "default")
+
+
+@pytest.mark.parametrize(
+    ("subject", "headers", "kind"),
+    [
+        ("Re: Hello", {}, "human"),
+        ("Automatic reply: Hello", {}, "ooo"),
+        ("[자동응답] 부재중입니다", {}, "ooo"),
+        ("휴가 중입니다", {}, "ooo"),
+        ("Re: Hello", {"Auto-Submitted": "auto-replied"}, "ooo"),
+        ("Re: Hello", {"auto-submitted": "no"}, "human"),
+        ("Re: Hello", {"X-Autoreply": "yes"}, "ooo"),
+        ("Undelivered", {"Content-Type": "multipart/report; report-type=delivery-status"}, "bounce"),
+        ("Mail delivery failed", {"From": "MAILER-DAEMON@mx.example"}, "bounce"),
+    ],
+)
+def test_kinds_are_read_from_headers_and_subject(subject, headers, kind):
+    assert classify(subject, "I am on holiday from Monday", headers)[0] == kind
+
+
+def test_a_delayed_delivery_report_is_no_bounce():
+    headers = {"Content-Type": "multipart/report; report-type=delivery-status", "Auto-Submitted": "auto-replied"}
+    assert classify("Delayed", "Action: delayed", headers)[0] == "ooo"
+
+
+class TestMatching:
+    @pytest.fixture
+    def sent(self, sweep):
+        row = work(sender=SenderFactory())
+        sweep("send_due_steps", NOW)
+        return fresh(row)
+
+    @pytest.mark.parametrize("how", ["enrollment_id", "message_id", "in_reply_to", "references"])
+    def test_finds_the_enrollment(self, sent, how):
+        told = {
+            "enrollment_id": sent.enrollment_id,
+            "message_id": sent.message_id,
+            "in_reply_to": f"<{str(sent.message_id).upper()}@anything.example>",
+            "references": f"<other@x> <{sent.message_id}@mail.example>",
+        }
+        found, created = reply(text="hi", **{how: told[how]})
+        assert created
+        assert found.enrollment_id == sent.enrollment_id
+
+    def test_a_foreign_message_id_is_not_found(self, sent):
+        with pytest.raises(Missing):
+            reply(in_reply_to=f"<{sent.enrollment_id}@x>")
+        with pytest.raises(Missing):
+            reply(in_reply_to=f"<prefix-{sent.message_id}@x>")
+
+    def test_an_unknown_enrollment_is_invalid(self, sent):
+        with pytest.raises(Invalid):
+            reply(enrollment_id=sent.pk)
+
+    def test_from_the_future_is_invalid(self, sent):
+        with pytest.raises(Invalid):
+            reply(enrollment_id=sent.enrollment_id, received_at=NOW + 5 * MINUTE + SECOND)
+        assert reply(enrollment_id=sent.enrollment_id, received_at=NOW + 5 * MINUTE)
+
+    def test_the_same_reply_twice_changes_nothing(self, sent):
+        first, _new = reply(enrollment_id=sent.enrollment_id, external_id="x1", text="a")
+        again, created = reply(enrollment_id=sent.enrollment_id, external_id="x1", text="b")
+        assert (again, created) == (first, False)
+        told = {"enrollment_id": sent.enrollment_id, "received_at": NOW, "text": "c"}
+        one, _new = reply(**told)
+        two, created = reply(**told)
+        assert (two, created) == (one, False)
+        assert Reply.objects.count() == 2
+
+
+class TestHuman:
+    def test_ends_the_enrollment_and_skips_what_is_left(self):
+        row = work(due=NOW + DAY)
+        reply(enrollment_id=row.enrollment_id, text="tell me more")
+        assert fresh(row.enrollment).status == "replied"
+        assert fresh(row).skip_reason == "replied"
+        sequence = fresh(row.enrollment.sequence)
+        assert (sequence.status, sequence.has_pending_work) == ("active", False)  # the harvest holds
+
+    def test_takes_back_a_message_nobody_is_sending(self, sweep):
+        row = work(sender=SenderFactory())
+        sweep("send_due_steps", NOW)
+        reply(enrollment_id=row.enrollment_id, text="stop")
+        assert (fresh(row).status, fresh(row).skip_reason) == ("skipped", "replied")
+        assert Message.objects.get().error_reason == "cancelled"
+
+    def test_a_leased_message_goes_its_way_and_is_recorded(self, sweep):
+        row = work(sender=SenderFactory())
+        sweep("send_due_steps", NOW)
+        Message.objects.update(lease_id=row.pk, leased_until=NOW + HOUR)
+        reply(enrollment_id=row.enrollment_id, text="stop")
+        assert fresh(row).status == "processing"
+        assert fresh(row.enrollment).status == "replied"
+        Message.objects.update(status="successful", sent_at=NOW, lease_id=None, leased_until=None)
+        sweep("follow_message_results", NOW)
+        assert fresh(row).status == "sent"
+
+    def test_after_the_end_it_is_kept_and_counts_for_the_harvest(self):
+        row = work(status="sent", enrollment="completed")
+        reply(enrollment_id=row.enrollment_id, text="late")
+        assert fresh(row.enrollment).status == "completed"
+        assert Reply.objects.get().kind == "human"
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "reason"), [("bounce", "bounced", "hard_bounce"), ("unsubscribe", "unsubscribed", "unsubscribed")]
+)
+def test_bounce_and_unsubscribe_end_and_suppress(kind, end, reason):
+    row = work(due=NOW + DAY)
+    reply(enrollment_id=row.enrollment_id, kind=kind)
+    assert fresh(row.enrollment).status == end
+    assert fresh(row).skip_reason == end
+    assert Suppression.objects.get().reason == reason
+    assert fresh(row.enrollment.sequence).status == "completed"
+
+
+class TestOutOfOffice:
+    def test_pauses_until_the_date_and_resumes_by_itself(self, sweep):
+        row = work(due=NOW + 2 * DAY)
+        reply(enrollment_id=row.enrollment_id, kind="ooo", text="back on 10 March")
+        paused = fresh(row.enrollment)
+        at = datetime(2026, 3, 10, 9, tzinfo=UTC)
+        assert (paused.status, paused.resume_at) == ("paused", at)
+        assert sweep("resume_paused_enrollments", at - SECOND) == {}
+        assert sweep("resume_paused_enrollments", at) == {"resumed": 1}
+        active = fresh(row.enrollment)
+        assert (active.status, active.resume_at) == ("active", None)
+        assert fresh(row).scheduled_at == NOW + 2 * DAY + (at - NOW)
+
+    def test_what_was_due_during_a_long_absence_is_not_stale_afterwards(self, sweep):
+        row = work(sender=SenderFactory(), due=NOW)
+        until = NOW + 100 * DAY
+        reply(enrollment_id=row.enrollment_id, kind="ooo", ooo_until=until)
+        sweep("reconcile_sequences", until - DAY)
+        sweep("resume_paused_enrollments", until)
+        sweep("reconcile_sequences", until)
+        assert (fresh(row).status, fresh(row).scheduled_at) == ("pending", until)
+
+    def test_deferred_rows_move_too_and_never_before_now(self, sweep):
+        row = work(status="deferred", due=NOW - DAY)
+        Execution.objects.update(deferred_until=NOW - DAY, scheduled_at=NOW - 30 * DAY)
+        Enrollment.objects.update(status="paused", resume_at=NOW, paused_at=NOW - HOUR)
+        sweep("resume_paused_enrollments", NOW)
+        assert fresh(row).deferred_until == NOW
+
+    def test_without_a_date_a_week(self):
+        row = work()
+        reply(enrollment_id=row.enrollment_id, kind="ooo", text="I am away", received_at=NOW - DAY)
+        assert fresh(row.enrollment).resume_at == NOW + 6 * DAY
+
+    def test_a_later_absence_only_moves_it_forward(self):
+        row = work()
+        reply(enrollment_id=row.enrollment_id, kind="ooo", ooo_until=NOW + 5 * DAY, text="1")
+        reply(enrollment_id=row.enrollment_id, kind="ooo", ooo_until=NOW + 2 * DAY, text="2")
+        assert fresh(row.enrollment).resume_at == NOW + 5 * DAY
+        reply(enrollment_id=row.enrollment_id, kind="ooo", ooo_until=NOW + 9 * DAY, text="3")
+        assert fresh(row.enrollment).resume_at == NOW + 9 * DAY
+
+    def test_in_the_leads_zone(self):
+        row = work()
+        row.enrollment.lead.time_zone = "Asia/Seoul"
+        row.enrollment.lead.save()
+        reply(enrollment_id=row.enrollment_id, kind="ooo", text="3월 10일까지 휴가")
+        assert fresh(row.enrollment).resume_at == datetime(2026, 3, 11, 9, tzinfo=SEOUL)
+
+
+class TestByHand:
+    def test_resuming_does_not_shift(self):
+        row = work(due=NOW - DAY)
+        pause_enrollment(row.enrollment_id, NOW - HOUR, resume_at=None)
+        resume_enrollment(row.enrollment_id, NOW)
+        assert fresh(row).scheduled_at == NOW - DAY
+        assert fresh(row.enrollment).status == "active"
+
+    def test_resuming_skips_what_is_stale_at_once(self):
+        row = work(due=NOW - LIMIT - SECOND)
+        pause_enrollment(row.enrollment_id, NOW, resume_at=None)
+        assert resume_enrollment(row.enrollment_id, NOW).status == "stopped"
+        assert fresh(row).skip_reason == "stale"
+
+    def test_stopping_skips_what_is_queued_and_leaves_what_waits_for_the_lead(self):
+        row = work(due=NOW + DAY)
+        waiting = work(row.enrollment.sequence, status="awaiting_enrichment")
+        for one in (row, waiting):
+            assert stop_enrollment(one.enrollment_id, NOW).status == "stopped"
+        assert fresh(row).skip_reason == "stopped"
+        assert fresh(waiting).status == "awaiting_enrichment"
+
+    def test_a_date_of_return_in_the_past_is_refused(self):
+        with pytest.raises(Invalid):
+            pause_enrollment(work().enrollment_id, NOW, resume_at=NOW)
+
+
+def test_two_steps_in_one_sequence_have_places():
+    sequence = SequenceFactory()
+    assert [StepFactory(sequence=sequence).position for _n in range(2)] == [1, 2]
