@@ -327,6 +327,8 @@ SPECTACULAR_SETTINGS = {
         "HeartbeatStatusEnum": "locks.api.serializers.REPORTED",
         "ChannelEnum": "messaging.models.Channel.choices",
         "MessageStatusEnum": "messaging.models.Message.Status",
+        "CampaignChannelEnum": "campaigns.models.CHANNELS",
+        "ReplyKindEnum": "campaigns.models.Reply.Kind",
         "MessageKindEnum": "messaging.models.Kind.choices",
         "SubscriptionTypeEnum": "messaging.models.subscriptions.TYPES",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",

@@ -92,7 +92,7 @@ class BulkSerializer(StrictSerializer):
     leads = serializers.ListField(child=serializers.JSONField(), min_length=1, max_length=BULK)
 
 
-class BulkResult(serializers.Serializer[Any]):
+class LeadResult(serializers.Serializer[Any]):
     index = serializers.IntegerField()
     status = serializers.ChoiceField(choices=["created", "exists", "invalid"])
     id = serializers.UUIDField(required=False)
@@ -100,7 +100,7 @@ class BulkResult(serializers.Serializer[Any]):
 
 
 class BulkResults(serializers.Serializer[Any]):
-    results = BulkResult(many=True)
+    results = LeadResult(many=True)
 
 
 class LeadFilters(filters.FilterSet):
