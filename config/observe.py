@@ -35,7 +35,9 @@ def redact(text: str) -> str:
 
 
 def _redact_event(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    return {key: redact(value) if isinstance(value, str) else value for key, value in event.items()}
+    # Django's own lines carry the request, whose text is its address with the query string.
+    kept = {key: value for key, value in event.items() if key != "request"}
+    return {key: redact(value) if isinstance(value, str) else value for key, value in kept.items()}
 
 
 def configure_logging(config: dict[str, Any]) -> None:
@@ -75,6 +77,8 @@ def configure_logging(config: dict[str, Any]) -> None:
                 "django.server": {"handlers": ["stderr"], "propagate": False},
                 "django-q": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
                 "httpx": {"level": "WARNING"},
+                # Each request has its line from RequestMiddleware; this would repeat refusals with their addresses.
+                "django.request": {"level": "ERROR"},
             },
         }
     )
