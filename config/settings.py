@@ -333,7 +333,6 @@ SPECTACULAR_SETTINGS = {
         "ExecutionStatusEnum": "campaigns.models.Execution.Status",
         "ReplyKindEnum": "campaigns.models.Reply.Kind",
         "MessageStatusEnum": "messaging.models.Message.Status",
-        "CampaignChannelEnum": "campaigns.models.CHANNELS",
         "MessageKindEnum": "messaging.models.Kind.choices",
         "SubscriptionTypeEnum": "messaging.models.subscriptions.TYPES",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
