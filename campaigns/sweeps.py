@@ -30,5 +30,6 @@ def resume_paused_enrollments(sweep: Sweep) -> None:
 
 def reconcile_sequences(sweep: Sweep) -> None:
     """Rule after rule over all sequences. When the time is up, the next run goes on behind the last page of each."""
-    for name, rows, handle in reconciling.batch(sweep.now, sweep.run_id):
-        sweep.pages(rows, handle, label=name)
+    for rule in reconciling.RULES:
+        handle = reconciling.handler(rule, sweep.now, sweep.run_id)
+        sweep.pages(rule.candidates(sweep.now), handle, label=rule.name, size=rule.page)

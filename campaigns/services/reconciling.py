@@ -172,6 +172,8 @@ class Rule:
     name: str
     candidates: Callable[[datetime], Any]
     act: Act
+    # Sequences in one transaction; fewer where each may have many rows to change.
+    page: int = 500
 
 
 def _reconcilable(**where: Any) -> Any:
@@ -185,13 +187,15 @@ def _with_executions(rows: Any) -> Any:
 # The order is the specification's: first what the later rules read, completion last.
 RULES = [
     Rule("drift", lambda now: Sequence.objects.drifted(), heal_signal),
-    Rule("stuck", lambda now: _with_executions(Execution.objects.stuck(now)), recover_stuck),
-    Rule("orphans", lambda now: _with_executions(Execution.objects.orphaned()), skip_orphans),
-    Rule("stranded", lambda now: _with_executions(Execution.objects.stranded(now).actionable(now)), resolve_stranded),
+    Rule("stuck", lambda now: _with_executions(Execution.objects.stuck(now)), recover_stuck, 50),
+    Rule("orphans", lambda now: _with_executions(Execution.objects.orphaned()), skip_orphans, 50),
+    Rule(
+        "stranded", lambda now: _with_executions(Execution.objects.stranded(now).actionable(now)), resolve_stranded, 20
+    ),
     Rule(
         "idle", lambda now: _reconcilable(pk__in=Enrollment.objects.idle().order_by().values("sequence_id")), end_idle
     ),
-    Rule("reverse", lambda now: Sequence.objects.contradictory(), reverse),
+    Rule("reverse", lambda now: Sequence.objects.contradictory(), reverse, 50),
     Rule("forward", lambda now: Sequence.objects.completable(now), forward),
 ]
 
@@ -258,6 +262,5 @@ def rule(name: str) -> Rule:
     return next(found for found in RULES if found.name == name)
 
 
-def batch(now: datetime, run_id: UUID) -> list[tuple[str, Any, Callable[[list[UUID]], Counter[str]]]]:
-    """What the sweep walks through: (name, sequences, handler of a page)."""
-    return [(r.name, r.candidates(now), partial(apply_rule, r, now=now, run_id=run_id)) for r in RULES]
+def handler(rule: Rule, now: datetime, run_id: UUID) -> Callable[[list[UUID]], Counter[str]]:
+    return partial(apply_rule, rule, now=now, run_id=run_id)
