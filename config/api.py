@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.middleware.common import CommonMiddleware
 from django.urls import path
 from django.views import defaults
 from drf_spectacular.utils import extend_schema
@@ -41,6 +42,20 @@ def metrics(request: Request) -> HttpResponse:
     if not request.user.has_perm("config.view_metrics"):
         raise PermissionDenied
     return observe.metrics(request._request)
+
+
+class SlashesForReaders(CommonMiddleware):
+    """A redirect to the address with its slash would turn a POST into a GET: of the API, only reads are redirected."""
+
+    def should_redirect_with_slash(self, request: HttpRequest) -> bool:
+        reads = request.method in ("GET", "HEAD") or not request.path_info.startswith("/api/")
+        return reads and super().should_redirect_with_slash(request)
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        """Under DEBUG Django asks no handler404 but shows a page, and clients of the API read JSON."""
+        answer = super().process_response(request, response)
+        page = answer.status_code == 404 and answer.headers.get("Content-Type", "").startswith("text/html")
+        return not_found(request) if page and request.path_info.startswith("/api/") else answer
 
 
 def outside_views(status: int, code: str, detail: str, page: Callable[..., HttpResponseBase]) -> Any:

@@ -191,7 +191,7 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
-    "django.middleware.common.CommonMiddleware",
+    "config.api.SlashesForReaders",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -290,7 +290,7 @@ AXES_VERBOSE = False
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "knox.auth.TokenAuthentication",
+        "config.rest.tokens.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["config.rest.ModelPermissions"],
@@ -322,9 +322,17 @@ SPECTACULAR_SETTINGS = {
         "BranchStateEnum": "locks.models.Branch.State",
         "LockStateEnum": "locks.models.BranchLock.State",
         "LockScopeEnum": "locks.models.Scope",
+        "ErrorTypeEnum": "config.rest.schema.ErrorType",
         "LockEventKindEnum": "locks.models.LockEvent.Kind",
         "HeartbeatStatusEnum": "locks.api.serializers.REPORTED",
         "ChannelEnum": "messaging.models.Channel.choices",
+        "SenderChannelEnum": "campaigns.models.CHANNELS",
+        "SenderStatusEnum": "campaigns.models.Sender.Status",
+        "SequenceStatusEnum": "campaigns.models.Sequence.Status",
+        "EnrollmentStatusEnum": "campaigns.models.Enrollment.Status",
+        "ExecutionStatusEnum": "campaigns.models.Execution.Status",
+        "ReplyKindEnum": "campaigns.models.Reply.Kind",
+        "MessageStatusEnum": "messaging.models.Message.Status",
         "MessageKindEnum": "messaging.models.Kind.choices",
         "SubscriptionTypeEnum": "messaging.models.subscriptions.TYPES",
         "ValidationErrorEnum": "drf_standardized_errors.openapi_serializers.ValidationErrorEnum.choices",
@@ -341,10 +349,12 @@ SPECTACULAR_SETTINGS = {
     },
     "POSTPROCESSING_HOOKS": ["drf_standardized_errors.openapi_hooks.postprocess_schema_enums"],
 }
-DRF_STANDARDIZED_ERRORS = {"ALLOWED_ERROR_STATUS_CODES": ["400", "401", "403", "404", "409", "429"]}
+DRF_STANDARDIZED_ERRORS = {
+    "ALLOWED_ERROR_STATUS_CODES": ["400", "401", "403", "404", "409", "413", "415", "429", "503"]
+}
 IDEMPOTENCY_WINDOW = timedelta(hours=24)
 # What our own idempotency keys begin with: a client's key must not meet one.
-RESERVED_KEYS = ("reminder:",)
+RESERVED_KEYS = ("reminder:", "step-execution:")
 
 
 # --- background work ---------------------------------------------------------------------------------------------
@@ -385,7 +395,12 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "config.run_bulk_actions": {"cron": MINUTE},
     "reminders.send_due_alarms": {"cron": MINUTE, "budget": timedelta(seconds=50), "parallel": 2},
     # The budget bounds when a batch may start; with the longest batch after it a run stays below Q_CLUSTER's timeout.
-    "messaging.dispatch_due_messages": {"cron": MINUTE, "parallel": 4, "budget": timedelta(seconds=10)},
+    # Half of the workers at most: a provider that hangs must leave room for the other sweeps.
+    "messaging.dispatch_due_messages": {
+        "cron": MINUTE,
+        "parallel": max(1, Q_WORKERS // 2),
+        "budget": timedelta(seconds=10),
+    },
     "messaging.retry_errored_messages": {"cron": MINUTE},
     "messaging.resolve_unknown_attempts": {"cron": MINUTE},
     "messaging.expire_messages": {"cron": FIVE_MINUTES},

@@ -1,6 +1,5 @@
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from uuid import UUID
 
 from django.db import connection
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
@@ -21,8 +20,7 @@ from messaging.services.analytics import drifted_applications, heal_drift
 
 # Sweeps come every five minutes at most; what is later than two of them is not going to come by itself.
 GRACE = timedelta(minutes=10)
-# The events of older messages have been looked at before, and nothing can change them.
-LOOKED_BACK = timedelta(days=7)
+LOOKED_AT = 100_000
 
 
 def double_sends(_now: datetime) -> QuerySet[Message]:
@@ -57,22 +55,18 @@ LAST_EVENT = {
 }
 
 
-def events_disagree(now: datetime) -> QuerySet[Message]:
-    """The last event is not that of the state. Of the messages of the last days, found by their ids, which hold their
-    time: a look at all of them would read the biggest tables there are."""
+def events_disagree(_now: datetime) -> QuerySet[Message]:
+    """The last event is not that of the state. Of the latest messages: all of them would be too many."""
     last = MessageEvent.objects.filter(message_id=OuterRef("pk")).order_by("-id").values("event_type")[:1]
     agrees = Q(*(Q(status=s, last_event__in=e) for s, e in LAST_EVENT.items()), _connector=Q.OR)
-    recent = Message.objects.filter(pk__gte=first_id_of(now - LOOKED_BACK))
-    return recent.annotate(last_event=Subquery(last)).exclude(agrees & Q(last_event__isnull=False))
+    ids = Message.objects.order_by("-pk").values_list("pk", flat=True)
+    oldest = list(ids[LOOKED_AT : LOOKED_AT + 1])
+    latest = Message.objects.filter(pk__gt=oldest[0]) if oldest else Message.objects.all()
+    return latest.annotate(last_event=Subquery(last)).exclude(agrees & Q(last_event__isnull=False))
 
 
 def drifted(now: datetime) -> QuerySet[Application]:
     return Application.objects.filter(pk__in=drifted_applications(now))
-
-
-def first_id_of(at: datetime) -> UUID:
-    """The smallest UUIDv7 of that moment: its first 48 bits are milliseconds."""
-    return UUID(int=int(at.timestamp() * 1000) << 80)
 
 
 def metrics() -> Iterator[GaugeMetricFamily]:

@@ -87,20 +87,20 @@ class BulkLeadSerializer(LeadSerializer):
     application = None  # type: ignore[assignment]
 
 
-class BulkSerializer(StrictSerializer):
+class BulkLeadsSerializer(StrictSerializer):
     application = serializers.CharField(required=False, max_length=64)
     leads = serializers.ListField(child=serializers.JSONField(), min_length=1, max_length=BULK)
 
 
-class BulkResult(serializers.Serializer[Any]):
+class BulkLeadResult(serializers.Serializer[Any]):
     index = serializers.IntegerField()
     status = serializers.ChoiceField(choices=["created", "exists", "invalid"])
     id = serializers.UUIDField(required=False)
     errors = serializers.ListField(child=serializers.DictField(), required=False)  # type: ignore[assignment]
 
 
-class BulkResults(serializers.Serializer[Any]):
-    results = BulkResult(many=True)
+class BulkLeadResults(serializers.Serializer[Any]):
+    results = BulkLeadResult(many=True)
 
 
 class LeadFilters(filters.FilterSet):
@@ -146,11 +146,11 @@ class LeadViewSet(
         leads.change_lead(row.pk, body.validated_data, timezone.now())
         return Response(LeadSerializer(self.get_object()).data)
 
-    @extend_schema(request=BulkSerializer, responses=BulkResults)
+    @extend_schema(request=BulkLeadsSerializer, responses=BulkLeadResults)
     @action(detail=False, methods=["post"])
     @idempotent
     def bulk(self, request: Request) -> Response:
-        body = BulkSerializer(data=request.data)
+        body = BulkLeadsSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         application = application_for(request, body.validated_data.get("application"))
         results: dict[int, dict[str, Any]] = {}

@@ -46,7 +46,7 @@ def stale_before(now: datetime) -> ExpressionWrapper:
 
 
 class ExecutionQuerySet(models.QuerySet["Execution"]):
-    def with_due(self) -> "ExecutionQuerySet":
+    def with_due(self) -> Any:
         """`due_at`: the effective due time; in a paused enrollment never before it resumes."""
         paused = Greatest(EFFECTIVE_DUE, "enrollment__resume_at")
         return self.annotate(
@@ -60,7 +60,7 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
     def queued(self) -> "ExecutionQuerySet":
         return self.filter(status__in=QUEUED)
 
-    def due(self, now: datetime) -> "ExecutionQuerySet":
+    def due(self, now: datetime) -> Any:
         """May be sent: due, in an active enrollment of an active sequence."""
         return (
             self.queued()
@@ -68,7 +68,7 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
             .filter(effective_due__lte=now, enrollment__status="active", enrollment__sequence__status="active")
         )
 
-    def stale(self, now: datetime) -> "ExecutionQuerySet":
+    def stale(self, now: datetime) -> Any:
         """Forgotten for longer than harvest_days × N; a step that may be sent late never is."""
         return (
             self.queued()
@@ -77,7 +77,7 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
             .filter(step__stale_policy="skip", due_at__lt=F("stale_before"))
         )
 
-    def stranded(self, now: datetime) -> "ExecutionQuerySet":
+    def stranded(self, now: datetime) -> Any:
         return self.due(now - STRANDED_AFTER)
 
     def to_suppressed(self) -> "ExecutionQuerySet":

@@ -45,16 +45,19 @@ class DisplayState(models.TextChoices):
 
 
 class SequenceQuerySet(models.QuerySet["Sequence"]):
-    """The guards as annotations: reconciler, badge, API, filter and integrity read the same ones."""
+    """The guards as annotations: reconciler, badge, API, filter and integrity read the same ones.
 
-    def with_work(self) -> "SequenceQuerySet":
+    Any where rows come with annotations: the type checker cannot follow those through methods.
+    """
+
+    def with_work(self) -> Any:
         """`work`: the predicate itself, as the triggers' SQL has it."""
         return self.annotate(work=RawSQL(pending_work('"sequences"."id"'), [], models.BooleanField()))
 
-    def drifted(self) -> "SequenceQuerySet":
+    def drifted(self) -> Any:
         return self.filter(status__in=Sequence.RECONCILABLE).with_work().exclude(work=F("has_pending_work"))
 
-    def with_guards(self, now: datetime) -> "SequenceQuerySet":
+    def with_guards(self, now: datetime) -> Any:
         """`work`, `harvest_until` (null without a human reply), `untouched` (nobody enrolled, nothing sent)."""
         from campaigns.models.enrollments import Enrollment
         from campaigns.models.executions import Execution
@@ -80,7 +83,7 @@ class SequenceQuerySet(models.QuerySet["Sequence"]):
     def just_activated(self, now: datetime) -> Q:
         return Q(untouched=True, activated_at__gt=now - JUST_ACTIVATED)
 
-    def completable(self, now: datetime) -> "SequenceQuerySet":
+    def completable(self, now: datetime) -> Any:
         """Active, and none of the guards holds. (`~Q` of a nullable comparison would lose the rows without a reply.)"""
         return (
             self.filter(status="active")
@@ -90,7 +93,7 @@ class SequenceQuerySet(models.QuerySet["Sequence"]):
             .exclude(self.just_activated(now))
         )
 
-    def stuck_in_completion(self, now: datetime) -> "SequenceQuerySet":
+    def stuck_in_completion(self, now: datetime) -> Any:
         ended = Case(
             When(untouched=True, then=F("activated_at") + Value(JUST_ACTIVATED)), output_field=models.DateTimeField()
         )
@@ -100,7 +103,7 @@ class SequenceQuerySet(models.QuerySet["Sequence"]):
             .filter(since__lt=now - STUCK_COMPLETION)
         )
 
-    def contradictory(self) -> "SequenceQuerySet":
+    def contradictory(self) -> Any:
         """Completed, and yet there is work."""
         return self.filter(status="completed").with_work().filter(work=True)
 
@@ -112,7 +115,7 @@ class SequenceQuerySet(models.QuerySet["Sequence"]):
         sql = f"SELECT s.id FROM sequences s JOIN ({TRUE_COUNTS}) v ON v.id = s.id WHERE {wrong}"
         return self.filter(pk__in=RawSQL(sql, []))
 
-    def with_display(self, now: datetime) -> "SequenceQuerySet":
+    def with_display(self, now: datetime) -> Any:
         """`display_state` and what its tooltip and `display_until` need."""
         from campaigns.models.enrollments import Enrollment
         from campaigns.models.executions import Execution

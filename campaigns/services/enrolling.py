@@ -94,8 +94,8 @@ def _insert(sequence: SequenceRow, steps: list[Step], leads: list[Lead], now: da
             current_step=steps[0],
         )
         enrollments.append(enrollment)
-        sender = senders.get(chosen[steps[0].channel]) if chosen[steps[0].channel] else None
-        executions.append(new_execution(enrollment, steps[0], now, sender))
+        first = chosen[steps[0].channel]
+        executions.append(new_execution(enrollment, steps[0], now, senders.get(first) if first else None))
     Enrollment.objects.bulk_create(enrollments)
     Execution.objects.bulk_create(executions)
     return {row.lead_id: row.pk for row in enrollments}

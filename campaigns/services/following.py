@@ -54,9 +54,9 @@ def _failed_unsent(message: Any) -> bool:
 def _record_sent(rows: list[Execution], ledger: Ledger, rule: str) -> None:
     if not rows:
         return
-    finish([(row.pk, row.message.sent_at, "") for row in rows if row.message], "sent")
     for row in rows:
         row.executed_at = row.message.sent_at if row.message else None
+    finish([(row.pk, row.executed_at, "") for row in rows if row.executed_at], "sent")
     keys = grouped((row.enrollment.sequence_id, row.pk) for row in rows)
     ledger.bulk(f"{rule}.sent", keys, before={"status": "processing"}, after={"status": "sent"})
 

@@ -296,9 +296,9 @@ def postpone(pairs: list[tuple[Execution, Outcome]], now: datetime, ledger: Ledg
     keys = grouped((row.enrollment.sequence_id, row.pk) for row, _outcome in pairs)
     inputs = {"codes": sorted({str(outcome.code) for _row, outcome in pairs})}
     ledger.bulk("send.postponed", keys, before={"status": "due"}, after={"status": "pending"}, inputs=inputs)
-    broken = {row.enrollment.sender_id: o.detail for row, o in pairs if o.code == "channel_not_configured"}
-    for sender_id, detail in broken.items():
-        Sender.objects.filter(pk=sender_id).update(last_error=detail)
+    for detail in {outcome.detail for _row, outcome in pairs if outcome.code == "channel_not_configured"}:
+        told = [row.enrollment.sender_id for row, outcome in pairs if outcome.detail == detail]
+        Sender.objects.filter(pk__in=[pk for pk in told if pk]).update(last_error=detail)
 
 
 def break_off(pairs: list[tuple[Execution, Outcome]], now: datetime, ledger: Ledger) -> None:
@@ -352,13 +352,13 @@ def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
                 SELECT x.id, placed.at FROM sequence_step_executions x JOIN placed ON placed.id = x.id
                  WHERE placed.at >= %(soon)s AND x.status IN ('pending', 'deferred') FOR UPDATE OF x SKIP LOCKED)
             UPDATE sequence_step_executions x
-               SET status = 'deferred', deferred_until = ripe.at - %(tick)s + interval '1 second'
+               SET status = 'deferred', deferred_until = ripe.at - make_interval(secs => %(tick)s) + interval '1 second'
               FROM ripe WHERE x.id = ripe.id
             """,
             {
                 "now": now,
                 "soon": now + TICK,
-                "tick": TICK,
+                "tick": TICK.total_seconds(),
                 "senders": list(turns),
                 "first": [max(now, turn.sender.next_slot_at or now) for turn in turns.values()],
                 "gap": seconds,

@@ -205,14 +205,14 @@ def resume_sequence(sequence_id: UUID, now: datetime) -> SequenceRow:
     row.resume()
     row.save(update_fields=["status"])
     _drop_stale(row, now, "resume")
-    settle([row.pk], now)
     return SequenceRow.objects.get(pk=row.pk)
 
 
 def _drop_stale(row: SequenceRow, now: datetime, rule: str) -> None:
+    """Whoever's step became stale is out; when that was everybody, the sequence is done."""
     ledger = Ledger()
-    skip_stale_of(Execution.objects.of([row.pk]), now, ledger, rule)
-    ledger.write()
+    if skip_stale_of(Execution.objects.of([row.pk]), now, ledger, rule):
+        settle([row.pk], now, ledger)
     nudge(SEND)
 
 

@@ -21,7 +21,7 @@ def sequence_stats(sequence: Sequence) -> dict[str, Any]:
             waiting=Count("pk", filter=Q(status__in=Execution.WAITING)),
         )
     )
-    found = {row["step_id"]: row for row in totals}
+    found: dict[Any, Any] = {row["step_id"]: row for row in totals}
     steps = Step.objects.filter(Q(sequence=sequence) & (Q(position__isnull=False) | Q(pk__in=found)))
     names = ("total", "sent", "failed", "skipped", "waiting")
     lines = [

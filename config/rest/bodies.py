@@ -15,6 +15,7 @@ from rest_framework.exceptions import ErrorDetail, ParseError, ValidationError
 from rest_framework.parsers import BaseParser
 
 MAX_DEPTH = 100
+CHUNK, DRAINED_CHUNKS = 65536, 1024
 # Enough to find the mistake; a body of a million unknown keys must not become an answer of a million errors.
 MAX_UNKNOWN = 20
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -31,6 +32,7 @@ class StrictJSONParser(BaseParser):
         limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         raw = stream.read(limit + 1)
         if len(raw) > limit:
+            drain(stream)
             raise RequestDataTooBig
         if not raw:
             return {}
@@ -46,6 +48,13 @@ class StrictJSONParser(BaseParser):
         if ESCAPED_UNSTORABLE.search(text):
             refuse_unstorable(data)
         return data
+
+
+def drain(stream: IO[Any]) -> None:
+    """Read on for a while: what is left unread breaks the client's next request on the same connection."""
+    for _chunk in range(DRAINED_CHUNKS):
+        if not stream.read(CHUNK):
+            return
 
 
 def refuse_constant(name: str) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.db.models import TextChoices
+from drf_spectacular.contrib.knox_auth_token import KnoxTokenScheme
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from drf_standardized_errors.openapi import AutoSchema
 from rest_framework import serializers
@@ -13,8 +15,14 @@ class ErrorSerializer(serializers.Serializer[Any]):
     attr = serializers.CharField(allow_null=True)
 
 
+class ErrorType(TextChoices):
+    VALIDATION = "validation_error", "validation_error"
+    CLIENT = "client_error", "client_error"
+    SERVER = "server_error", "server_error"
+
+
 class ErrorResponseSerializer(serializers.Serializer[Any]):
-    type = serializers.ChoiceField(choices=["validation_error", "client_error", "server_error"])
+    type = serializers.ChoiceField(choices=ErrorType.choices)
     errors = ErrorSerializer(many=True)  # type: ignore[assignment]
 
 
@@ -26,6 +34,14 @@ IDEMPOTENCY_KEY = OpenApiParameter(
 )
 
 
+class TokenScheme(KnoxTokenScheme):
+    target_class = "config.rest.tokens.TokenAuthentication"
+
+
+# Only a request with a body can be too large or of a wrong kind.
+OF_BODIES = {"413", "415"}
+
+
 class Schema(AutoSchema):
     def get_override_parameters(self) -> list[Any]:
         handler = getattr(self.view, getattr(self.view, "action", None) or self.method.lower(), None)
@@ -35,6 +51,8 @@ class Schema(AutoSchema):
     def _should_add_error_response(self, responses: dict[str, Any], status_code: str) -> bool:
         if status_code == "401":
             return status_code not in responses and self._should_add_http401_error_response()
+        if status_code in OF_BODIES and self.method not in ("POST", "PUT", "PATCH"):
+            return False
         return status_code not in responses
 
     def _get_error_response_serializer(self, status_code: str) -> Any:

@@ -21,11 +21,11 @@ from knox.auth import TokenAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 
 from config.embedded.keeper import open_private
+from config.management.commands.seed_demo import CONSOLE
 
 LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 DEMO_APPLICATION = "demo"
-DEMO_PROVIDERS = "iOSPush=console,AndroidPush=console,Email=console,SMS=console,KakaoTalk=console"
 CLIENT = "demo-client"
 # Everything a person trying the API may want; a device agent speaks for one PC and gets a client of its own.
 CLIENT_GROUPS = ("operator", "message-sender", "campaign-manager", "lock-holder", "lock-admin", "reminder-client")
@@ -114,6 +114,12 @@ def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
         say("Loading demo data …")
         with db.transaction.atomic():  # all of it or, after a kill, none of it and again next time
             call_command("seed_demo")
+
+
+def demo_environment() -> dict[str, str]:
+    """The demo's messages go to the console unless somebody named providers."""
+    named = "PROVIDERS" in os.environ
+    return {} if named else {"PROVIDERS": ",".join(f"{kind}={name}" for kind, name in CONSOLE.items())}
 
 
 def has_demo() -> bool:

@@ -82,8 +82,9 @@ class DeviceReportSerializer(StrictSerializer):
 class PCHeartbeatSerializer(StrictSerializer):
     agent_version = serializers.CharField(max_length=100, required=False, allow_blank=True)
     system = JSONObject(required=False, allow_null=True)
-    devices = DeviceReportSerializer(  # type: ignore[call-arg]
-        many=True, required=False, allow_null=True, max_length=DEVICES_PER_HEARTBEAT
+    # Not many=True: its allow_null would also be each item's.
+    devices = serializers.ListField(
+        child=DeviceReportSerializer(), required=False, allow_null=True, max_length=DEVICES_PER_HEARTBEAT
     )
 
     def validate_devices(self, reports: Any) -> Any:

@@ -25,7 +25,7 @@ from config.rest import (
 )
 from config.rest.idempotency import VISIBLE_ASCII, check_key, fingerprint
 from config.rest.schema import IDEMPOTENCY_KEY, ErrorResponseSerializer, ErrorSerializer
-from messaging.api.tenancy import applications_of
+from messaging.api.tenancy import applications_of, sender_of
 from messaging.models import Channel, FailureType, HoldReason, Kind, Message, MessageAttempt
 from messaging.services import (
     MessageRequest,
@@ -93,7 +93,7 @@ NAMES = tuple(MessageSerializer._declared_fields)  # type: ignore[attr-defined]
 PLAIN = tuple(name for name in NAMES if name not in ("application", "retry_of", "failover_of"))
 
 
-class EventSerializer(serializers.Serializer[Any]):
+class MessageEventSerializer(serializers.Serializer[Any]):
     event_type = Text()
     occurred_at = serializers.DateTimeField()
     metadata = JSONObject()
@@ -119,13 +119,13 @@ class HitSerializer(serializers.Serializer[Any]):
 
 
 class MessageDetailSerializer(MessageSerializer):
-    events = EventSerializer(many=True)
+    events = MessageEventSerializer(many=True)
     attempts = AttemptSerializer(many=True)
     hits = HitSerializer(many=True)
 
     def to_representation(self, instance: Message) -> dict[str, Any]:
         row = super().to_representation(instance)
-        row["events"] = EventSerializer(instance.events.order_by("id"), many=True).data
+        row["events"] = MessageEventSerializer(instance.events.order_by("id"), many=True).data
         row["attempts"] = AttemptSerializer(instance.attempts.order_by("attempt_no"), many=True).data
         hits = getattr(instance, "hits", None)
         row["hits"] = [] if hits is None else HitSerializer(hits.order_by("id"), many=True).data
@@ -158,7 +158,9 @@ class BulkItemSerializer(MessageCreateSerializer):
 
 
 class BulkSerializer(StrictSerializer):
-    messages = serializers.ListField(child=serializers.DictField(), min_length=1, max_length=MOST_IN_BULK)
+    messages = serializers.ListField(
+        child=serializers.JSONField(allow_null=True), min_length=1, max_length=MOST_IN_BULK
+    )
 
 
 class BulkRequestSerializer(serializers.Serializer[Any]):
@@ -244,7 +246,7 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
         wanted = validated(MessageCreateSerializer, request.data)
         mark = fingerprint(request.data) if key else ""
         now = timezone.now()
-        outcome = create_messages([as_request(wanted, key, mark)], applications_of(request.user), now=now)[0]
+        outcome = create_messages([as_request(wanted, key, mark)], sender_of(request.user), now=now)[0]
         raise_refusal(outcome)
         row = as_message(outcome, now) or self.get_queryset().get(pk=outcome.message_id or "")
         headers = {} if outcome.created else {"Idempotent-Replay": "true"}
@@ -267,7 +269,7 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
             key = wanted.pop("idempotency_key", None)
             body = {name: value for name, value in item.items() if name != "idempotency_key"}
             asked[index] = as_request(wanted, key, fingerprint(body) if key else "")
-        outcomes = create_messages(list(asked.values()), applications_of(request.user), now=timezone.now())
+        outcomes = create_messages(list(asked.values()), sender_of(request.user), now=timezone.now())
         for index, outcome in zip(asked, outcomes, strict=True):
             results[index] = {"index": index, **as_result(outcome)}
         return Response({"results": [results[index] for index in range(len(items))]})
@@ -277,8 +279,8 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
     )
     @action(detail=True, methods=["post"])
     def receive(self, request: Request, pk: str) -> Response:
-        said = validated(ReceiptSerializer, request.data)
-        return self.answer(record_receipt(self.own(pk), now=timezone.now(), **said))
+        key, said = self.own(pk), validated(ReceiptSerializer, request.data)
+        return self.answer(record_receipt(key, now=timezone.now(), **said))
 
     @extend_schema(
         request=ConversionSerializer,
@@ -286,14 +288,14 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
     )
     @action(detail=True, methods=["post"])
     def convert(self, request: Request, pk: str) -> Response:
-        said = validated(ConversionSerializer, request.data)
-        return self.answer(record_conversion(self.own(pk), now=timezone.now(), **said))
+        key, said = self.own(pk), validated(ConversionSerializer, request.data)
+        return self.answer(record_conversion(key, now=timezone.now(), **said))
 
     @extend_schema(request=None, responses=transition_responses(MessageSerializer))
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, pk: str) -> Response:
-        validated(NothingSerializer, request.data)
-        return self.answer(cancel_message(self.own(pk), now=timezone.now()))
+        key, _nothing = self.own(pk), validated(NothingSerializer, request.data)
+        return self.answer(cancel_message(key, now=timezone.now()))
 
     @extend_schema(
         request=None,
@@ -304,16 +306,17 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
         },
     )
     @action(detail=True, methods=["post"])
+    @idempotent
     def retry(self, request: Request, pk: str) -> Response:
-        validated(NothingSerializer, request.data)
-        row, new = retry_message(self.own(pk), now=timezone.now())
+        key, _nothing = self.own(pk), validated(NothingSerializer, request.data)
+        row, new = retry_message(key, now=timezone.now())
         return self.answer(row, status.HTTP_201_CREATED if new else status.HTTP_200_OK)
 
     @extend_schema(request=ResolutionSerializer, responses=transition_responses(MessageSerializer))
     @action(detail=True, methods=["post"])
     def resolve(self, request: Request, pk: str) -> Response:
-        said = validated(ResolutionSerializer, request.data)
-        return self.answer(resolve_message(self.own(pk), said["outcome"], now=timezone.now()))
+        key, said = self.own(pk), validated(ResolutionSerializer, request.data)
+        return self.answer(resolve_message(key, said["outcome"], now=timezone.now()))
 
     def own(self, pk: str) -> Any:
         """The id, or 404 when the row is not the client's."""

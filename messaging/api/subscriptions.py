@@ -121,20 +121,20 @@ class SubscriptionViewSet(
     @extend_schema(request=None, responses=transition_responses(SubscriptionSerializer))
     @action(detail=True, methods=["post"])
     def unsubscribe(self, request: Request, pk: str) -> Response:
-        validated(NothingSerializer, request.data)
-        return self.answer(unsubscribe(self.get_object().pk, now=timezone.now()))
+        key, _nothing = self.get_object().pk, validated(NothingSerializer, request.data)
+        return self.answer(unsubscribe(key, now=timezone.now()))
 
     @extend_schema(request=None, responses=transition_responses(SubscriptionSerializer))
     @action(detail=True, methods=["post"])
     def disable(self, request: Request, pk: str) -> Response:
-        validated(NothingSerializer, request.data)
-        return self.answer(disable_subscription(self.get_object().pk, now=timezone.now()))
+        key, _nothing = self.get_object().pk, validated(NothingSerializer, request.data)
+        return self.answer(disable_subscription(key, now=timezone.now()))
 
     @extend_schema(request=ConsentSerializer, responses=transition_responses(SubscriptionSerializer))
     @action(detail=True, methods=["post"])
     def enable(self, request: Request, pk: str) -> Response:
-        consent = validated(ConsentSerializer, request.data)["consent"]
-        return self.answer(enable_subscription(self.get_object().pk, consent=consent, now=timezone.now()))
+        key, said = self.get_object().pk, validated(ConsentSerializer, request.data)
+        return self.answer(enable_subscription(key, consent=said["consent"], now=timezone.now()))
 
     def answer(self, row: Any) -> Response:
         return Response(SubscriptionSerializer(row).data)

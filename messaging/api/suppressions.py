@@ -95,8 +95,6 @@ class SuppressionViewSet(
     @extend_schema(request=LiftSerializer, responses=transition_responses(SuppressionSerializer))
     @action(detail=True, methods=["post"])
     def lift(self, request: Request, pk: str) -> Response:
-        note = validated(LiftSerializer, request.data)["note"]
+        key, said = self.get_object().pk, validated(LiftSerializer, request.data)
         by = request.user.get_username()
-        return Response(
-            SuppressionSerializer(lift_suppression(self.get_object().pk, note=note, by=by, now=timezone.now())).data
-        )
+        return Response(SuppressionSerializer(lift_suppression(key, note=said["note"], by=by, now=timezone.now())).data)

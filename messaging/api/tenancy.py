@@ -7,10 +7,15 @@ from django.db.models import QuerySet
 from config.errors import Invalid
 from config.rest import SEE_ALL_TENANTS
 from messaging.models import Application
+from messaging.services import Sender
 
 
 def applications_of(user: Any) -> QuerySet[Application]:
     return Application.objects.all() if user.has_perm(SEE_ALL_TENANTS) else Application.objects.filter(members=user)
+
+
+def sender_of(user: Any) -> Sender:
+    return Sender(None if user.has_perm(SEE_ALL_TENANTS) else user.pk)
 
 
 def chosen_application(user: Any, slug: str | None) -> Application:

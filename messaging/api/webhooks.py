@@ -109,8 +109,8 @@ class WebhookEndpointViewSet(
 
     @extend_schema(request=EndpointChangeSerializer, responses=EndpointSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:
-        wanted = validated(EndpointChangeSerializer, request.data)
-        return Response(EndpointSerializer(webhooks.change_endpoint(self.get_object(), **wanted)).data)
+        row, wanted = self.get_object(), validated(EndpointChangeSerializer, request.data)
+        return Response(EndpointSerializer(webhooks.change_endpoint(row, **wanted)).data)
 
     def perform_destroy(self, instance: WebhookEndpoint) -> None:
         webhooks.delete_endpoint(instance)

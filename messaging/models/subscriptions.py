@@ -1,6 +1,9 @@
+import json
+from collections.abc import Collection
 from typing import Any
+from uuid import UUID
 
-from django.db import models
+from django.db import connection, models
 from django.db.models import Case, Exists, OuterRef, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
@@ -49,6 +52,15 @@ class SubscriptionQuerySet(models.QuerySet["Subscription"]):
             address_hash=OuterRef("token_hash"),
         )
         return self.filter(Exists(active))
+
+    def recipients(self, ids: Collection[UUID], member_id: int | None) -> list["Subscription"]:
+        """What a message's creation looks at, of those whose application the user is a member of (None: of all).
+
+        By hand: for a single message the ORM takes longer to build this statement than PostgreSQL to run it.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(RECIPIENTS, {"ids": list(ids), "member": member_id})
+            return [_recipient(row) for row in cursor.fetchall()]
 
     def recently_active_first(self) -> "SubscriptionQuerySet":
         return self.order_by(models.F("last_active_at").desc(nulls_last=True), "-created_at", "-id")
@@ -138,6 +150,30 @@ class Subscription(models.Model):
 
 
 TYPES = Subscription.Type.choices
+
+# In the models' own order, which from_db() relies on.
+OF_RECIPIENT = (
+    "id", "application_id", "type", "channel_type", "token_encrypted", "user_id", "status", "marketing_consent",
+)  # fmt: skip
+OF_APPLICATION = ("id", "slug", "settings", "daily_quota", "monthly_quota", "active")
+RECIPIENTS = f"""
+    SELECT {", ".join(f"s.{name}" for name in OF_RECIPIENT)}, {", ".join(f"a.{name}" for name in OF_APPLICATION)},
+           EXISTS (SELECT 1 FROM suppressions x WHERE x.application_id = s.application_id AND x.lifted_at IS NULL
+                      AND x.channel_type = s.channel_type AND x.address_hash = s.token_hash)
+      FROM subscriptions s JOIN applications a ON a.id = s.application_id
+     WHERE s.id = ANY(%(ids)s) AND (%(member)s::int IS NULL OR EXISTS (
+               SELECT 1 FROM applications_members m WHERE m.application_id = a.id AND m.user_id = %(member)s))
+"""
+
+
+def _recipient(row: tuple[Any, ...]) -> Subscription:
+    """Other columns are read when asked for."""
+    found = Subscription.from_db("default", OF_RECIPIENT, row[: len(OF_RECIPIENT)])
+    tenant = list(row[len(OF_RECIPIENT) : -1])
+    tenant[2] = json.loads(tenant[2])
+    found.application = Application.from_db("default", OF_APPLICATION, tenant)
+    found.is_suppressed = row[-1]  # type: ignore[attr-defined]
+    return found
 
 
 class SubscriptionEvent(models.Model):

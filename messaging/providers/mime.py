@@ -62,8 +62,11 @@ def text_of(html: str) -> str:
     if "<" not in html and "&" not in html:
         return html.strip()
     parser = _Text()
-    parser.feed(html)
-    parser.close()
+    try:
+        parser.feed(html)
+        parser.close()
+    except AssertionError:
+        pass  # the standard parser's word for a declaration it does not know; the text before it stands
     lines = (line.strip() for line in "".join(parser.parts).split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 

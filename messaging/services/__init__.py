@@ -1,5 +1,5 @@
 from messaging.services.applications import join_application
-from messaging.services.composing import MessageRequest, create_messages
+from messaging.services.composing import MessageRequest, Sender, create_messages
 from messaging.services.creating import Draft, Outcome, as_message, enqueue_messages
 from messaging.services.ending import cancel_messages
 from messaging.services.operating import cancel_message, raise_refusal, retry_message
@@ -34,6 +34,7 @@ __all__ = [
     "MissingVariables",
     "Outcome",
     "Rendered",
+    "Sender",
     "SubscriptionSpec",
     "add_suppression",
     "as_message",

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
@@ -38,26 +37,37 @@ class MessageRequest:
     fingerprint: str = ""
 
 
+@dataclass(frozen=True)
+class Sender:
+    """Who asks: a member of some applications, or somebody who may send for all of them, or for `only` those."""
+
+    member_id: int | None = None
+    only: QuerySet[Application] | None = None
+
+    def applications(self) -> QuerySet[Application]:
+        rows = Application.objects.all() if self.only is None else self.only
+        return rows if self.member_id is None else rows.filter(members=self.member_id)
+
+
 @dataclass
 class Recipients:
     """What is known about the recipients of all requests, read once; the applications only when somebody asks."""
 
-    applications: QuerySet[Application]
+    sender: Sender
     by_id: dict[UUID, Subscription] = field(default_factory=dict)
     by_user: dict[tuple[str, str], list[Subscription]] = field(default_factory=dict)
     templates: dict[UUID, MessageTemplate] = field(default_factory=dict)
 
     @cached_property
     def reach(self) -> list[Application]:
-        return list(self.applications)
+        return list(self.sender.applications())
 
 
-@transaction.atomic
 def create_messages(
-    requests: Sequence[MessageRequest], applications: QuerySet[Application], *, now: datetime
+    requests: Sequence[MessageRequest], sender: Sender | QuerySet[Application], *, now: datetime
 ) -> list[Outcome]:
-    """One outcome per request, in order; `applications` are the ones the client may send for."""
-    known = _recipients(requests, applications)
+    """One outcome per request, in order; for a sender, or for the applications that may be sent for."""
+    known = _recipients(requests, sender if isinstance(sender, Sender) else Sender(only=sender))
     outcomes: dict[int, Outcome] = {}
     drafts: list[Draft] = []
     shells = [_shell(request, known) for request in requests]
@@ -82,24 +92,26 @@ def _all(known: Recipients) -> dict[UUID, Subscription]:
     return known.by_id | {row.pk: row for rows in known.by_user.values() for row in rows}
 
 
-def _recipients(requests: Sequence[MessageRequest], applications: QuerySet[Application]) -> Recipients:
-    rows = with_suppression(Subscription.objects.filter(application__in=applications))
-    known = Recipients(applications)
+def _recipients(requests: Sequence[MessageRequest], sender: Sender) -> Recipients:
+    known = Recipients(sender)
     ids = {request.subscription_id for request in requests if request.subscription_id}
     if ids:
-        known.by_id = {row.pk: row for row in rows.filter(pk__in=ids)}
+        rows = Subscription.objects.recipients(ids, sender.member_id)
+        allowed = None if sender.only is None else {row.pk for row in known.reach}
+        known.by_id = {row.pk: row for row in rows if allowed is None or row.application_id in allowed}
     users: dict[str, set[str]] = {}
     for request in requests:
         if request.user_id and request.channel:
             users.setdefault(request.channel, set()).add(request.user_id)
     if users:
         wanted = Q(*(Q(channel_type=c, user_id__in=u) for c, u in users.items()), _connector=Q.OR)
-        for row in rows.filter(wanted).order_by(F("last_active_at").desc(nulls_last=True), "-created_at", "-id"):
+        found = with_suppression(Subscription.objects.filter(wanted, application__in=sender.applications()))
+        for row in found.order_by(F("last_active_at").desc(nulls_last=True), "-created_at", "-id"):
             known.by_user.setdefault((str(row.user_id), row.channel_type), []).append(row)
     template_ids = {request.template_id for request in requests if request.template_id}
     if template_ids:
-        found = MessageTemplate.objects.existing().filter(pk__in=template_ids, application__in=applications)
-        known.templates = {row.pk: row for row in found}
+        usable = MessageTemplate.objects.existing().filter(pk__in=template_ids, application__in=sender.applications())
+        known.templates = {row.pk: row for row in usable}
     return known
 
 

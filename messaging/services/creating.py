@@ -79,9 +79,9 @@ def refused(code: str, detail: str, attr: str | None = None, extra: Mapping[str,
     return Outcome(None, False, code, detail, attr, extra=extra or {})
 
 
-@transaction.atomic
 def enqueue_messages(drafts: Sequence[Draft], *, now: datetime) -> list[Outcome]:
-    """One outcome per draft, in order. A refused draft spoils none of the others."""
+    """One outcome per draft, in order. A refused draft spoils none of the others. All that are inserted are inserted by
+    one statement, inside the caller's transaction if there is one."""
     outcomes = earlier(drafts, range(len(drafts)))
     subscriptions = with_suppression(Subscription.objects.filter(pk__in={draft.subscription_id for draft in drafts}))
     return insert_drafts(drafts, {row.pk: row for row in subscriptions}, outcomes, now=now)
@@ -94,7 +94,7 @@ def insert_drafts(
     *,
     now: datetime,
 ) -> list[Outcome]:
-    """Inside the caller's transaction; `outcomes` of those drafts about which is decided already."""
+    """`outcomes`: of those drafts about which is decided already."""
     ready: dict[int, Draft] = {}
     for index, draft in enumerate(drafts):
         if index in outcomes:
@@ -109,7 +109,12 @@ def insert_drafts(
         else:
             ready[index] = draft
     firsts, twins = _first_of_each_key(ready)
-    outcomes |= _charge_and_insert(firsts, subscriptions, now)
+    applications = {subscriptions[draft.subscription_id].application for draft in firsts.values()}
+    if any(quotas.limited(application) for application in applications):
+        with transaction.atomic():
+            outcomes |= _charge_and_insert(firsts, subscriptions, quotas.allowances(applications, now), now)
+    else:
+        outcomes |= _charge_and_insert(firsts, subscriptions, {}, now)
     # A twin of ours committed while we waited: the message is theirs.
     outcomes |= earlier(drafts, [index for index in firsts if index not in outcomes])
     for index, first in twins.items():
@@ -210,11 +215,12 @@ def _first_of_each_key(ready: dict[int, Draft]) -> tuple[dict[int, Draft], dict[
 
 
 def _charge_and_insert(
-    ready: dict[int, Draft], subscriptions: Mapping[UUID, Subscription], now: datetime
+    ready: dict[int, Draft],
+    subscriptions: Mapping[UUID, Subscription],
+    allowances: Mapping[UUID, quotas.Allowance],
+    now: datetime,
 ) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
-    applications = {subscriptions[draft.subscription_id].application for draft in ready.values()}
-    allowances = quotas.allowances(applications, now)
     taken: dict[int, tuple[UUID, Draft]] = {}
     for index, draft in ready.items():
         allowance = allowances.get(draft.application_id)

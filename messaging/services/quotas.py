@@ -50,8 +50,12 @@ class Allowance:
 
 def allowances(applications: Iterable[Application], now: datetime) -> dict[UUID, Allowance]:
     """In the order of the ids, so two batches over the same applications cannot block each other for good."""
-    limited = {a.pk: a for a in applications if a.daily_quota is not None or a.monthly_quota is not None}
-    return {pk: Allowance(limited[pk], now) for pk in sorted(limited)}
+    found = {application.pk: application for application in applications if limited(application)}
+    return {pk: Allowance(found[pk], now) for pk in sorted(found)}
+
+
+def limited(application: Application) -> bool:
+    return application.daily_quota is not None or application.monthly_quota is not None
 
 
 def _next_month(day: date) -> date:

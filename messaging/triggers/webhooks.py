@@ -10,7 +10,8 @@ TOLD = (
     "receipt_implied", "provider_message_id",
 )  # fmt: skip
 
-# The look at the (small, cached) table of endpoints is all that an installation without webhooks pays.
+# The look at the (small, cached) table of endpoints is all that an installation without webhooks pays. EXECUTE, so that
+# it is planned for as many rows as there are.
 WEBHOOK_OUTBOX = pgtrigger.Trigger(
     name="webhook_outbox",
     level=pgtrigger.Statement,
@@ -19,6 +20,7 @@ WEBHOOK_OUTBOX = pgtrigger.Trigger(
     referencing=pgtrigger.Referencing(old="old_rows", new="new_rows"),
     func=f"""
         IF NOT EXISTS (SELECT FROM webhook_endpoints WHERE active) THEN RETURN NULL; END IF;
+        EXECUTE $sql$
         INSERT INTO webhook_deliveries (endpoint_id, message_id, event_type, payload)
         SELECT e.id, n.id, 'message.' || n.status, jsonb_build_object(
                    'type', 'message.' || n.status,
@@ -29,7 +31,8 @@ WEBHOOK_OUTBOX = pgtrigger.Trigger(
           FROM new_rows n JOIN old_rows o ON o.id = n.id
           JOIN webhook_endpoints e ON e.application_id = n.application_id AND e.active
           JOIN applications a ON a.id = n.application_id
-         WHERE o.status IS DISTINCT FROM n.status;
+         WHERE o.status IS DISTINCT FROM n.status
+        $sql$;
         RETURN NULL;
     """,
 )

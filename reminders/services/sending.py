@@ -11,7 +11,7 @@ from random import random as system_random
 from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, Min, OuterRef
 
 from messaging.models import Application, Channel, Subscription
@@ -162,7 +162,8 @@ def enqueue(drafts: list[Draft], now: datetime) -> list[Outcome]:
     if not drafts:
         return []
     try:
-        return enqueue_messages(drafts, now=now)
+        with transaction.atomic():
+            return enqueue_messages(drafts, now=now)
     except DatabaseError as error:
         report("send_error", error=type(error).__name__, alarms=len(drafts))
     if not connection.is_usable():

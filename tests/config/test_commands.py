@@ -45,13 +45,20 @@ def test_makes_the_application_and_the_pc_and_may_be_repeated():
         (["--group", "nope"], "no such group"),
         (["--group", "viewer", "--pc", "PC1"], "not a PC number"),
         (["--group", "viewer", "--application", "a b"], "not a slug"),
-        (["--group", "viewer", "--expires", "0"], "at least 1 day"),
+        (["--group", "viewer", "--expires", "0"], "from 1 to 36500 days"),
+        (["--group", "viewer", "--expires", "99999999"], "from 1 to 36500 days"),
     ],
 )
 def test_says_what_is_wrong_and_writes_nothing(args, message):
     with pytest.raises(CommandError, match=message):
         create_client("x", *args)
     assert not get_user_model().objects.filter(username="x").exists()
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 151, "a\nb", "a\x00"])
+def test_a_name_that_cannot_be_is_refused(name):
+    with pytest.raises(CommandError, match="printable"):
+        create_client(name, "--group", "viewer")
 
 
 def test_the_groups_of_the_interface_exist_after_migrate():

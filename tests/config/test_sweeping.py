@@ -71,7 +71,12 @@ def test_refuses_another_time_outside_debug_without_dry_run():
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("args", "message"),
-    [(["nope.nothing"], "no such sweep"), ([], "--all"), ([NAME, "--dry-run", "--now", "soon"], "ISO 8601")],
+    [
+        (["nope.nothing"], "no such sweep"),
+        ([], "--all"),
+        ([NAME, "--dry-run", "--now", "soon"], "ISO 8601"),
+        ([NAME, "--dry-run", "--now", "0001-01-01T00:00:00Z"], "ISO 8601"),
+    ],
 )
 def test_says_what_is_wrong_with_the_arguments(args, message):
     with pytest.raises(CommandError, match=message):

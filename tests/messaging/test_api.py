@@ -290,18 +290,22 @@ def test_bulk_answers_each_item_in_order(sender, shop):
         {"subscription_id": good, "title": "5"},
         {"subscription_id": good, "title": "6"},
         {"subscription_id": good},
+        "nonsense",
+        None,
     ]
     response = sender.post(f"{MESSAGES}bulk/", {"messages": items})
     assert response.status_code == 200
     results = response.json()["results"]
-    assert [result["index"] for result in results] == list(range(7))
-    assert [result["status"] for result in results] == [201, 409, 400, 201, 201, 429, 400]
+    assert [result["index"] for result in results] == list(range(9))
+    assert [result["status"] for result in results] == [201, 409, 400, 201, 201, 429, 400, 400, 400]
     assert results[0]["id"] == results[3]["id"]
     assert [result["errors"][0]["code"] for result in results if "errors" in result] == [
         "unsubscribed",
         "unknown_field",
         "quota_exceeded",
         "required",
+        "invalid",
+        "null",
     ]
     assert Message.objects.count() == 2
 

@@ -334,3 +334,9 @@ def test_a_span_is_cut_into_days_hours_and_rows():
     assert pieces["day"] == [(at(24), at(72))]
     assert pieces["hour"] == [(at(23), at(24)), (at(72), at(75))]
     assert pieces["rows"] == [(at(22, 1800), at(23)), (at(75), at(75, 60))]
+
+
+def test_the_trigger_leaves_the_planner_as_it_was(data_set):
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW enable_nestloop")
+        assert cursor.fetchone()[0] == "on"

@@ -308,3 +308,9 @@ def test_other_channels_are_left_alone():
     row = message(subscribe(type="SMS"), body="see https://shop.example/x")
     (sent,) = claim_batch("SMS", "null", 10, now=row.created_at).outgoing
     assert (sent.body, sent.headers) == ("see https://shop.example/x", {})
+
+
+def test_a_declaration_nobody_knows_does_not_stop_the_text_part():
+    from messaging.providers.mime import text_of
+
+    assert text_of("<p>before</p><![odd[ after ]]>") == "before"

@@ -12,6 +12,9 @@ from config.errors import DomainError
 from devices.services import assign_agent
 from messaging.services import join_application
 
+MOST_DAYS = 36_500
+NAME_LENGTH = 150
+
 
 class Command(BaseCommand):
     help = "Create or extend an API client and print a new token, alone, on stdout."
@@ -27,8 +30,10 @@ class Command(BaseCommand):
         groups = {group.name: group for group in Group.objects.all()}
         if unknown := [name for name in options["group"] if name not in groups]:
             raise CommandError(f"no such group: {', '.join(unknown)}; there are {', '.join(sorted(groups))}")
-        if options["expires"] < 1:
-            raise CommandError("--expires: at least 1 day")
+        if not 1 <= options["expires"] <= MOST_DAYS:
+            raise CommandError(f"--expires: from 1 to {MOST_DAYS} days")
+        if not options["name"].strip() or len(options["name"]) > NAME_LENGTH or not options["name"].isprintable():
+            raise CommandError(f"a client's name has 1 to {NAME_LENGTH} printable characters")
         try:
             token = self._create(options, [groups[name] for name in options["group"]])
         except DomainError as error:

@@ -4,7 +4,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
+
+# Where the demo's messages go unless PROVIDERS says otherwise.
+CONSOLE = dict.fromkeys(("iOSPush", "AndroidPush", "Email", "SMS", "KakaoTalk"), "console")
 
 
 class Command(BaseCommand):
@@ -16,6 +20,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if not 1 <= options["scale"] <= 10_000:
             raise CommandError("--scale: from 1 to 10000")
+        settings.PROVIDERS = settings.PROVIDERS or CONSOLE
         for config in apps.get_app_configs():
             if find_spec(f"{config.name}.demo"):
                 import_module(f"{config.name}.demo").seed(options["scale"], self.stderr.write)

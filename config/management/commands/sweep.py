@@ -48,6 +48,7 @@ class Command(BaseCommand):
             now = parse_datetime(options["now"])
         except ValueError:
             now = None
-        if now is None:
+        # Sweeps reckon from it by years; outside these Python's calendar would end.
+        if now is None or not 1970 <= now.year <= 9000:
             raise CommandError("--now: expected an ISO 8601 time such as 2026-11-18T09:00:00Z")
         return now if timezone.is_aware(now) else timezone.make_aware(now)

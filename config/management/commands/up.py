@@ -50,8 +50,8 @@ class Command(BaseCommand):
         # Children with another port than ours also have another address to put into links.
         environment = {"PORT": str(port)}
         alive = demo and worker and boot.has_demo()
-        if alive and "PROVIDERS" not in os.environ:
-            environment["PROVIDERS"] = boot.DEMO_PROVIDERS
+        if alive:
+            environment |= boot.demo_environment()
         lane = f"{settings.Q_CLUSTER['name']}@{socket.gethostname()}:{port}"
         web = Child("web", web_arguments(port), environment)
         cluster = Child("cluster", [lane], environment) if worker else None

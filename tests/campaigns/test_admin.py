@@ -1,0 +1,113 @@
+"""The operator's screens: every page opens, actions call the services, a lead's silence is explained."""
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
+from django.urls import reverse
+
+from campaigns import demo
+from campaigns.models import Enrollment, Execution, Lead, Reply, Sender, Sequence
+from config import integrity
+from tests.campaigns.factories import DAY, NOW, SenderFactory, SequenceFactory, work
+from tests.campaigns.test_reconciling import fresh
+from tests.campaigns.test_signal import assert_right
+
+pytestmark = pytest.mark.django_db
+MODELS = ["sequence", "enrollment", "execution", "reply", "sender", "lead"]
+
+
+@pytest.fixture
+def staff(client):
+    user = get_user_model().objects.create_user("op", is_staff=True, password="x")
+    user.groups.set(Group.objects.filter(name="operator"))
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def world(db):
+    demo.seed(1, lambda line: None)
+
+
+def act(client, model, name, *rows, reason="because"):
+    url = reverse(f"admin:campaigns_{model}_changelist")
+    keys = [str(row.pk) for row in rows]
+    asked = client.post(url, {"action": name, "_selected_action": keys})
+    assert asked.status_code == 200, asked
+    body = {"action": name, "_selected_action": keys[:1], "keys": ",".join(keys), "confirmed": "yes", "reason": reason}
+    return asked, client.post(url, body, follow=True)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_list_and_page_opens(staff, world, model):
+    assert staff.get(reverse(f"admin:campaigns_{model}_changelist")).status_code == 200
+    row = {m.__name__.lower(): m for m in (Sequence, Enrollment, Execution, Reply, Sender, Lead)}[model].objects.first()
+    assert staff.get(reverse(f"admin:campaigns_{model}_change", args=[row.pk])).status_code == 200
+
+
+def test_the_demo_is_sound_and_runs_once(world):
+    assert_right()
+    assert set(Sequence.objects.values_list("status", flat=True)) >= {"draft", "active", "paused", "completed"}
+    before = Execution.objects.count()
+    demo.seed(1, lambda line: None)
+    assert Execution.objects.count() == before
+    broken = {r.name: r.count for r in integrity.report() if r.name.startswith("campaigns.") and r.severity == "error"}
+    assert set(broken.values()) == {0}
+
+
+def test_tabs_go_by_status_and_badges_say_why(staff):
+    work(status="sent", enrollment="completed")
+    page = staff.get(reverse("admin:campaigns_sequence_changelist") + "?status__exact=active").content.decode()
+    assert "finalizing" in page
+    assert "completed by the next tick" in page
+    assert "Running" in page
+
+
+def test_skip_stale_shows_the_count_first(staff):
+    row = work(sender=SenderFactory(), due=NOW - 4000 * DAY)
+    asked, _done = act(staff, "sequence", "skip_stale", row.enrollment.sequence)
+    assert "1 stale" in asked.content.decode()
+    assert fresh(row).skip_reason == "stale"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "after"),
+    [
+        ("pause", "active", "paused"),
+        ("force_complete", "active", "completed"),
+        ("reactivate", "completed", "active"),
+        ("reconcile_now", "active", "completed"),
+    ],
+)
+def test_actions_of_sequences(staff, name, status, after):
+    sequence = SequenceFactory(status=status)
+    act(staff, "sequence", name, sequence)
+    assert fresh(sequence).status == after
+
+
+def test_clone_and_an_illegal_action_say_what_happened(staff):
+    sequence = SequenceFactory(status="archived")
+    act(staff, "sequence", "clone", sequence)
+    assert Sequence.objects.filter(status="draft").count() == 1
+    _asked, done = act(staff, "sequence", "pause", sequence)
+    assert "illegal_transition 1" in done.content.decode()
+
+
+def test_actions_of_enrollments_and_senders(staff):
+    row = work(sender=SenderFactory(), due=NOW + DAY)
+    act(staff, "enrollment", "pause", row.enrollment)
+    assert fresh(row.enrollment).status == "paused"
+    asked, _done = act(staff, "sender", "suspend", row.enrollment.sender)
+    assert "1 live enrollments in 1 sequences" in asked.content.decode()
+    assert fresh(row.enrollment.sender).status == "suspended"
+
+
+def test_why_a_lead_was_not_written_to_stands_on_its_page(staff):
+    row = work(SequenceFactory(status="paused"), sender=SenderFactory())
+    page = staff.get(reverse("admin:campaigns_enrollment_change", args=[row.enrollment_id])).content.decode()
+    assert "Why it has not been sent" in page
+    assert "What decides: sequence." in page
+
+
+def test_the_dashboard_has_the_panel(staff, world):
+    assert "old@shop.example.com" in staff.get(reverse("admin:index")).content.decode()
