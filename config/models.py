@@ -24,9 +24,9 @@ class SweepRun(models.Model):
     counts = models.JSONField(_("outcomes"), default=dict)
     error = models.TextField(_("error"), blank=True, default="")
     cursor = models.JSONField(_("goes on after"), default=dict)
-    slot = models.SmallIntegerField(default=0)
-    host = models.TextField(default="")
-    pid = models.IntegerField(default=0)
+    slot = models.SmallIntegerField(_("slot"), default=0)
+    host = models.TextField(_("host"), default="")
+    pid = models.IntegerField(_("process"), default=0)
 
     class Meta:
         db_table = "sweep_runs"

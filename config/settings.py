@@ -376,7 +376,7 @@ Q_CLUSTER = {
     "max_rss": 400_000,
     "poll": 0.2,
     "guard_cycle": 0.5,
-    "label": "Background work",
+    "label": _("Background work"),
     "broker_class": f"config.supervisor.broker.{'LaneRedis' if REDIS_URL else 'LaneORM'}",
     **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
 }

@@ -378,8 +378,10 @@ class LockEvent(models.Model):
         HEARTBEAT = "HEARTBEAT", _("heartbeat")
 
     id = models.BigAutoField(primary_key=True)
-    branch = models.ForeignKey(Branch, models.PROTECT, related_name="events", db_index=False)
-    lock = models.ForeignKey(BranchLock, models.PROTECT, related_name="events", null=True, db_index=False)
+    branch = models.ForeignKey(Branch, models.PROTECT, related_name="events", verbose_name=_("branch"), db_index=False)
+    lock = models.ForeignKey(
+        BranchLock, models.PROTECT, related_name="events", verbose_name=_("lock"), null=True, db_index=False
+    )
     kind = models.TextField(_("kind"), choices=Kind.choices)
     actor = models.TextField(_("actor"))
     reason = models.TextField(_("reason"), default="", db_default="")
@@ -437,7 +439,7 @@ class LockWaiter(models.Model):
         GONE = "gone", _("gone")
 
     id = models.BigAutoField(primary_key=True)
-    branch = models.ForeignKey(Branch, models.PROTECT, related_name="waiters", db_index=False)
+    branch = models.ForeignKey(Branch, models.PROTECT, related_name="waiters", verbose_name=_("branch"), db_index=False)
     client = models.TextField(_("client"))
     lock_type = models.TextField(_("type"), choices=LockType.choices)
     lock_scope = models.TextField(_("scope"), choices=Scope.choices)
@@ -455,7 +457,9 @@ class LockWaiter(models.Model):
     created_at = models.DateTimeField(_("queued"), db_default=Now())
     deadline_at = models.DateTimeField(_("waits until"))
     claimed_at = models.DateTimeField(_("picked up"), null=True)
-    lock = models.ForeignKey(BranchLock, models.PROTECT, related_name="waiters", null=True, db_index=False)
+    lock = models.ForeignKey(
+        BranchLock, models.PROTECT, related_name="waiters", verbose_name=_("lock"), null=True, db_index=False
+    )
 
     objects = WaiterQuerySet.as_manager()
     liveness = {

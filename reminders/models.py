@@ -194,7 +194,12 @@ class DeletedAlarm(models.Model):
 
     id = models.UUIDField(primary_key=True)
     application = models.ForeignKey(
-        Application, models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
+        Application,
+        models.DO_NOTHING,
+        related_name="+",
+        db_constraint=False,
+        db_index=False,
+        verbose_name=_("application"),
     )
     user_id = models.CharField(_("user"), max_length=ID_LENGTH)
     deleted_at = models.DateTimeField(_("deleted"), db_default=Now())

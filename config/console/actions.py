@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from config.console.audit import record_human_actions
+from config.console.panels import counts_text
 from config.errors import DomainError
 
 SHOWN = 20
@@ -141,5 +142,4 @@ def _confirmed_keys(model_admin: Any, request: HttpRequest) -> list[Any]:
 
 
 def _tell(request: HttpRequest, description: Any, done: Counter[str]) -> None:
-    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(done.items())) or _("nothing to do")
-    messages.success(request, _("%(action)s: %(counts)s") % {"action": description, "counts": counts})
+    messages.success(request, _("%(action)s: %(counts)s") % {"action": description, "counts": counts_text(done)})

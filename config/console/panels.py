@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 REFRESH_SECONDS = 10
 INTEGRITY_KEPT = 60
@@ -191,7 +191,9 @@ def outcome(run: Any) -> tuple[str, str]:
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())) or _("nothing to do")
+    """What was counted, in the reader's language where the catalogue knows the word."""
+    words = (f"{pgettext('count', name)} {count:,}" for name, count in sorted(counts.items()))
+    return ", ".join(words) or _("nothing to do")
 
 
 def age(then: datetime, now: datetime) -> str:

@@ -78,9 +78,9 @@ class Migration(migrations.Migration):
                 ('counts', models.JSONField(default=dict, verbose_name='outcomes')),
                 ('error', models.TextField(blank=True, default='', verbose_name='error')),
                 ('cursor', models.JSONField(default=dict, verbose_name='goes on after')),
-                ('slot', models.SmallIntegerField(default=0)),
-                ('host', models.TextField(default='')),
-                ('pid', models.IntegerField(default=0)),
+                ('slot', models.SmallIntegerField(default=0, verbose_name='slot')),
+                ('host', models.TextField(default='', verbose_name='host')),
+                ('pid', models.IntegerField(default=0, verbose_name='process')),
             ],
             options={
                 'verbose_name': 'sweep run',

@@ -28,6 +28,7 @@ EVENT_TONES = {
     "CANCELLED": "warning",
 }  # fmt: skip
 ICONS = {"success": "check_circle", "cancelled": "cancel", None: "play_circle"}
+OUTCOMES: dict[Any, Any] = {"success": _("success"), None: _("running"), **dict(TaskDevice.FailureKind.choices)}
 ROWS_SHOWN, ACTIVE_SHOWN, WAITING_SHOWN, WAITING_COUNTED = 200, 8, 50, 100
 
 
@@ -124,7 +125,7 @@ def attempt_chip(attempt: Attempt) -> dict[str, Any]:
         "number": attempt.attempt_no,
         "icon": ICONS.get(attempt.outcome, "error"),
         "tone": tone,
-        "outcome": attempt.outcome or _now("running"),
+        "outcome": OUTCOMES.get(attempt.outcome, attempt.outcome),
         "seconds": f"{max(0.0, took.total_seconds()):.1f}",
         "who": attempt.claimed_by,
         "error": attempt.error or "",

@@ -157,22 +157,22 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='lockevent',
             name='branch',
-            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='events', to='locks.branch'),
+            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='events', to='locks.branch', verbose_name='branch'),
         ),
         migrations.AddField(
             model_name='lockevent',
             name='lock',
-            field=models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='events', to='locks.branchlock'),
+            field=models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='events', to='locks.branchlock', verbose_name='lock'),
         ),
         migrations.AddField(
             model_name='lockwaiter',
             name='branch',
-            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='waiters', to='locks.branch'),
+            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='waiters', to='locks.branch', verbose_name='branch'),
         ),
         migrations.AddField(
             model_name='lockwaiter',
             name='lock',
-            field=models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='waiters', to='locks.branchlock'),
+            field=models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='waiters', to='locks.branchlock', verbose_name='lock'),
         ),
         migrations.AddIndex(
             model_name='branchlock',

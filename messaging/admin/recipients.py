@@ -38,6 +38,15 @@ CODES = {
     -98: _("awaits confirmation"),
     -99: _("never subscribed"),
 }
+EVENT_WORDS = {
+    "created": _("created"),
+    "subscribed": _("subscribed"),
+    "unsubscribed": _("unsubscribed"),
+    "error": _("error"),
+    "token_updated": _("token changed"),
+    "user_linked": _("user linked"),
+    "user_unlinked": _("user unlinked"),
+}
 RANGES = [
     (-24, -3, _("push error")),
     (-49, -40, _("e-mail error")),
@@ -148,7 +157,8 @@ class SubscriptionAdmin(ReadOnlyAdmin):
     def timeline_entries(self, obj: Subscription) -> Iterator[Entry]:
         for event in SubscriptionEvent.objects.filter(subscription=obj).order_by("-id")[:SHOWN]:
             body = " · ".join(filter(None, [f"{meaning(event.status)} ({event.status})", event.reason]))
-            yield Entry(event.occurred_at, "contacts", event.event_type, body, "success" if event.status > 0 else "")
+            word = EVENT_WORDS.get(event.event_type, event.event_type)
+            yield Entry(event.occurred_at, "contacts", word, body, "success" if event.status > 0 else "")
 
 
 class LiftedFilter(DropdownFilter):

@@ -49,7 +49,7 @@ class Migration(migrations.Migration):
                 ('monthly_quota', models.IntegerField(blank=True, null=True, validators=[django.core.validators.MinValueValidator(0)], verbose_name='monthly quota')),
                 ('active', models.BooleanField(default=True, verbose_name='active')),
                 ('created_at', models.DateTimeField(auto_now_add=True, verbose_name='created')),
-                ('members', models.ManyToManyField(blank=True, related_name='applications', to=settings.AUTH_USER_MODEL)),
+                ('members', models.ManyToManyField(blank=True, related_name='applications', to=settings.AUTH_USER_MODEL, verbose_name='members')),
             ],
             options={
                 'verbose_name': 'application',
@@ -101,7 +101,7 @@ class Migration(migrations.Migration):
                 ('fingerprint', models.CharField(blank=True, db_default='', default='', max_length=64)),
                 ('version', models.SmallIntegerField(db_default=0, default=0, editable=False)),
                 ('version_history', models.JSONField(db_default=models.Value({}, models.JSONField()), default=dict, editable=False, verbose_name='history')),
-                ('application', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='messages', to='messaging.application')),
+                ('application', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='messages', to='messaging.application', verbose_name='application')),
                 ('failover_of', models.ForeignKey(blank=True, db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='failovers', to='messaging.message', verbose_name='failover of')),
                 ('retry_of', models.ForeignKey(blank=True, db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='retries', to='messaging.message', verbose_name='retry of')),
             ],
@@ -164,7 +164,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='created')),
                 ('updated_at', models.DateTimeField(auto_now=True, verbose_name='updated')),
                 ('deleted_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='deleted')),
-                ('application', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='templates', to='messaging.application')),
+                ('application', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='templates', to='messaging.application', verbose_name='application')),
             ],
             options={
                 'verbose_name': 'template',
@@ -175,7 +175,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='message',
             name='template',
-            field=models.ForeignKey(blank=True, db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='messaging.messagetemplate'),
+            field=models.ForeignKey(blank=True, db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='messaging.messagetemplate', verbose_name='template'),
         ),
         migrations.CreateModel(
             name='MessageTemplateVersion',
@@ -254,7 +254,7 @@ class Migration(migrations.Migration):
                 ('total_messages_converted', models.IntegerField(db_default=0, default=0, verbose_name='messages converted')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='created')),
                 ('updated_at', models.DateTimeField(auto_now=True, verbose_name='updated')),
-                ('application', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='subscriptions', to='messaging.application')),
+                ('application', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='subscriptions', to='messaging.application', verbose_name='application')),
             ],
             options={
                 'verbose_name': 'subscription',
@@ -266,7 +266,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='message',
             name='subscription',
-            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='messages', to='messaging.subscription'),
+            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='messages', to='messaging.subscription', verbose_name='subscription'),
         ),
         migrations.CreateModel(
             name='SubscriptionEvent',
@@ -298,7 +298,7 @@ class Migration(migrations.Migration):
                 ('lifted_at', models.DateTimeField(blank=True, null=True, verbose_name='lifted')),
                 ('lifted_by', models.CharField(blank=True, default='', max_length=150, verbose_name='lifted by')),
                 ('lift_note', models.TextField(blank=True, default='', verbose_name='note')),
-                ('application', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='suppressions', to='messaging.application')),
+                ('application', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='suppressions', to='messaging.application', verbose_name='application')),
             ],
             options={
                 'verbose_name': 'suppression',

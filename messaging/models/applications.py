@@ -17,7 +17,7 @@ class Application(models.Model):
     daily_quota = models.IntegerField(_("daily quota"), null=True, blank=True, validators=[MinValueValidator(0)])
     monthly_quota = models.IntegerField(_("monthly quota"), null=True, blank=True, validators=[MinValueValidator(0)])
     active = models.BooleanField(_("active"), default=True)
-    members = models.ManyToManyField(User, related_name="applications", blank=True)
+    members = models.ManyToManyField(User, related_name="applications", verbose_name=_("members"), blank=True)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     class Meta:

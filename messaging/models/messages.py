@@ -112,8 +112,12 @@ class Message(models.Model):
         ERRORED = "errored", _("errored")
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    application = models.ForeignKey(Application, models.CASCADE, db_index=False, related_name="messages")
-    subscription = models.ForeignKey(Subscription, models.CASCADE, db_index=False, related_name="messages")
+    application = models.ForeignKey(
+        Application, models.CASCADE, db_index=False, related_name="messages", verbose_name=_("application")
+    )
+    subscription = models.ForeignKey(
+        Subscription, models.CASCADE, db_index=False, related_name="messages", verbose_name=_("subscription")
+    )
     # Of the subscription, kept here so that a claim for one provider reads one index.
     subscription_type = models.CharField(_("subscription type"), max_length=12, choices=Subscription.Type.choices)
     user_id = models.CharField(_("user"), max_length=255, null=True, blank=True)
@@ -123,7 +127,13 @@ class Message(models.Model):
     body = models.TextField(_("body"), blank=True, default="", db_default="")
     data = models.JSONField(_("data"), default=dict, db_default=EMPTY, blank=True)
     template = models.ForeignKey(
-        MessageTemplate, models.SET_NULL, null=True, blank=True, db_index=False, related_name="+"
+        MessageTemplate,
+        models.SET_NULL,
+        null=True,
+        blank=True,
+        db_index=False,
+        related_name="+",
+        verbose_name=_("template"),
     )
     template_version = models.IntegerField(_("template version"), null=True, blank=True)
     # What the template was filled with; Kakao wants the code and the values, not the text.
@@ -312,7 +322,7 @@ class Message(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.channel_type} {self.pk}"
+        return f"{self.get_channel_type_display()} {self.pk}"
 
     @property
     def retry_counts(self) -> dict[str, int]:

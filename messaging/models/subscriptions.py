@@ -81,7 +81,9 @@ class Subscription(models.Model):
     SUBSCRIBED, INITIAL, OPTED_OUT, UNREGISTERED, DISABLED, HARD_BOUNCE, COMPLAINT = 1, 0, -2, -10, -31, -42, -44
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    application = models.ForeignKey(Application, models.CASCADE, related_name="subscriptions")
+    application = models.ForeignKey(
+        Application, models.CASCADE, related_name="subscriptions", verbose_name=_("application")
+    )
     type = models.CharField(_("type"), max_length=12, choices=Type.choices)
     channel_type = models.GeneratedField(
         expression=Case(

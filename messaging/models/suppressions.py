@@ -23,7 +23,9 @@ class Suppression(models.Model):
     HARD_BOUNCE, COMPLAINT, UNSUBSCRIBED = "hard_bounce", "complaint", "unsubscribed"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    application = models.ForeignKey(Application, models.CASCADE, related_name="suppressions")
+    application = models.ForeignKey(
+        Application, models.CASCADE, related_name="suppressions", verbose_name=_("application")
+    )
     channel_type = models.CharField(_("channel"), max_length=10, choices=Channel.choices)
     address_encrypted = models.TextField(_("encrypted address"), editable=False)
     address_hash = models.CharField(_("address hash"), max_length=64, editable=False)

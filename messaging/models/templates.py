@@ -24,7 +24,9 @@ class MessageTemplate(models.Model):
         REJECTED = "rejected", _("rejected")
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    application = models.ForeignKey(Application, models.CASCADE, related_name="templates")
+    application = models.ForeignKey(
+        Application, models.CASCADE, related_name="templates", verbose_name=_("application")
+    )
     name = models.CharField(_("name"), max_length=100)
     channel = models.CharField(_("channel"), max_length=10, choices=Channel.choices)
     title_template = models.TextField(_("title"), blank=True, default="")
