@@ -308,6 +308,10 @@ def test_every_field_refuses_what_it_cannot_be_by_name(boss, application, method
     for name, field in fields.items():
         for value in bad_values(field):
             answer = call(boss, method, path, {name: value})
+            if answer.status_code == 200 and path.endswith("/bulk/") and isinstance(value, list):
+                # An entry that is wrong is told by its place; the others are taken.
+                assert answer.json()["results"][0]["errors"], (name, value, answer.content[:300])
+                continue
             assert answer.status_code == 400, (name, str(value)[:50], answer.status_code, answer.content[:300])
             named = {re.split(r"\.", error["attr"] or "")[0] for error in answer.json()["errors"]}
             assert name in named, (name, str(value)[:50], answer.content[:300])
@@ -457,6 +461,8 @@ def test_the_same_key_gets_the_first_answer_again(boss, application, make_client
         where = filled(path, message_in("failed", subscribe(application), at=timezone.now()).pk)
     elif path.endswith("/tasks/{id}/retry/"):
         where = filled(path, a_failed_task(boss.user).pk)
+    elif "/sequences/{id}/" in path:
+        where = filled(path, campaigns.StepFactory(sequence__application=application).sequence_id)
     else:
         where = with_row(path, application, boss.user)
     for key in ("", " ", "a b", "x" * 256, "\xe9", "\x7f", "a\x00"):

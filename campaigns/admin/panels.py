@@ -1,4 +1,3 @@
-from django.db.models import Count
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
@@ -6,18 +5,21 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from campaigns.models import Execution, Sender, Sequence
-from config.console import Figure, Panel, Row, panel
+from config.console import Figure, Panel, Row, few, panel
 
 
 @panel(_("Campaigns"), order=20, icon="campaign", permission="campaigns.view_sequence")
 def campaigns_panel(request: HttpRequest) -> Panel:
     link = reverse("admin:campaigns_sequence_changelist")
-    counts = dict(Sequence.objects.order_by().values_list("status").annotate(n=Count("pk")))
-    due = Execution.objects.due(timezone.now()).count()
+    due = few(Execution.objects.due(timezone.now()))
     figures = [
-        Figure(_now("running"), counts.get("active", 0), f"{link}?status__exact=active", "success"),
-        Figure(_now("paused"), counts.get("paused", 0), f"{link}?status__exact=paused", "warning"),
-        Figure(_now("steps due"), due, tone="info" if due else ""),
+        Figure(
+            _now("running"), few(Sequence.objects.filter(status="active")), f"{link}?status__exact=active", "success"
+        ),
+        Figure(
+            _now("paused"), few(Sequence.objects.filter(status="paused")), f"{link}?status__exact=paused", "warning"
+        ),
+        Figure(_now("steps due"), due, tone="info" if due != "0" else ""),
     ]
     sick = Sender.objects.filter(deleted_at=None).exclude(status="active").order_by("status", "address")[:5]
     rows = [

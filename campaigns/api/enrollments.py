@@ -94,13 +94,13 @@ class EnrollmentViewSet(TenantQuerysetMixin, UUIDLookup, ReadOnlyModelViewSet[En
     @extend_schema(request=None, responses=transition_responses(EnrollmentSerializer))
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **kwargs: Any) -> Response:
-        enrollments.resume_enrollment(self.get_object().pk, timezone.now())
+        enrollments.resume_enrollment(self.bare_object().pk, timezone.now())
         return self.shown()
 
     @extend_schema(request=None, responses=transition_responses(EnrollmentSerializer))
     @action(detail=True, methods=["post"])
     def stop(self, request: Request, **kwargs: Any) -> Response:
-        enrollments.stop_enrollment(self.get_object().pk, timezone.now())
+        enrollments.stop_enrollment(self.bare_object().pk, timezone.now())
         return self.shown()
 
     @extend_schema(responses=ExplanationSerializer)

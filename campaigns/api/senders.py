@@ -145,7 +145,7 @@ class SenderViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelViewS
     @extend_schema(request=None, responses=transition_responses(SenderSerializer))
     @action(detail=True, methods=["post"])
     def activate(self, request: Request, **kwargs: Any) -> Response:
-        senders.activate_sender(self.get_object().pk, timezone.now())
+        senders.activate_sender(self.bare_object().pk, timezone.now())
         return self.shown()
 
     @extend_schema(request=SuccessorSerializer, responses=transition_responses(SenderSerializer))

@@ -231,47 +231,47 @@ class SequenceViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelVie
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
     def generate(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.generate_sequence(self.get_object().pk).pk)
+        return self.row(sequences.generate_sequence(self.bare_object().pk).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"], url_path="cancel-generating")
     def cancel_generating(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.cancel_generating(self.get_object().pk).pk)
+        return self.row(sequences.cancel_generating(self.bare_object().pk).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"], url_path="mark-ready")
     def mark_ready(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.mark_sequence_ready(self.get_object().pk).pk)
+        return self.row(sequences.mark_sequence_ready(self.bare_object().pk).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
     def activate(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.activate_sequence(self.get_object().pk, shown(request), self.now).pk)
+        return self.row(sequences.activate_sequence(self.bare_object().pk, shown(request), self.now).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.pause_sequence(self.get_object().pk).pk)
+        return self.row(sequences.pause_sequence(self.bare_object().pk).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.resume_sequence(self.get_object().pk, self.now).pk)
+        return self.row(sequences.resume_sequence(self.bare_object().pk, self.now).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
     def complete(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.complete_sequence(self.get_object().pk, self.now).pk)
+        return self.row(sequences.complete_sequence(self.bare_object().pk, self.now).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
     def archive(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.archive_sequence(self.get_object().pk, self.now).pk)
+        return self.row(sequences.archive_sequence(self.bare_object().pk, self.now).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
     def reactivate(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.reactivate_sequence(self.get_object().pk, shown(request), self.now).pk)
+        return self.row(sequences.reactivate_sequence(self.bare_object().pk, shown(request), self.now).pk)
 
     @extend_schema(request=EnrollSerializer, responses=EnrolledResults)
     @action(detail=True, methods=["post"])
@@ -287,13 +287,13 @@ class SequenceViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelVie
     @action(detail=True, methods=["post"], url_path="reenroll-failed")
     @idempotent
     def reenroll_failed(self, request: Request, **kwargs: Any) -> Response:
-        found = enrolling.reenroll_failed(self.get_object().pk, self.now)
+        found = enrolling.reenroll_failed(self.bare_object().pk, self.now)
         return Response(ReenrolledSerializer(found).data)
 
     @extend_schema(request=None, responses=VerdictSerializer)
     @action(detail=True, methods=["post"])
     def reconcile(self, request: Request, **kwargs: Any) -> Response:
-        found = reconciling.reconcile_sequence(self.get_object().pk, self.now)
+        found = reconciling.reconcile_sequence(self.bare_object().pk, self.now)
         said = found.verdict
         answer = {
             "verdict": said.verdict,

@@ -5,7 +5,7 @@ from config.console.audit import record_human_action
 from config.console.badges import TONES, badge, pill
 from config.console.base import ConsoleAdmin, Entry, EstimatingPaginator
 from config.console.liveness import Owner, owner
-from config.console.panels import Figure, Panel, Row, dashboard, panel
+from config.console.panels import Figure, Panel, Row, dashboard, few, panel
 from config.console.site import navigation, urls
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "badge",
     "confirmed_action",
     "dashboard",
+    "few",
     "navigation",
     "owner",
     "panel",

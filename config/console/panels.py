@@ -21,6 +21,15 @@ INTEGRITY_KEPT = 60
 CANARY_FRESH = timedelta(seconds=90)
 
 
+MOST = 10_000
+
+
+def few(rows: Any) -> str:
+    """A count that never reads more than it shows."""
+    found = rows.order_by()[: MOST + 1].count()
+    return f"{found:,}" if found <= MOST else f"{MOST:,}+"
+
+
 @dataclass(frozen=True)
 class Figure:
     """A number; `link` leads to the rows it counts."""

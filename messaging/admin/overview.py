@@ -1,16 +1,14 @@
 """Messaging on the dashboard: what today brought, what waits, what needs somebody."""
 
 from datetime import UTC, timedelta
-from typing import Any
 
-from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from config.console import Figure, Panel, Row, panel
+from config.console import Figure, Panel, Row, few, panel
 from config.console.panels import age
 from messaging.admin.base import list_url
 from messaging.models import (
@@ -24,14 +22,6 @@ from messaging.models import (
 )
 from messaging.models.messages import CLOCK_START
 from messaging.services.analytics import message_figures
-
-MOST = 10_000
-
-
-def few(rows: QuerySet[Any]) -> str:
-    """A count that never reads more than it shows."""
-    found = rows.order_by()[: MOST + 1].count()
-    return f"{found:,}" if found <= MOST else f"{MOST:,}+"
 
 
 @panel(gettext_lazy("Messages today"), order=40, icon="mail", permission="messaging.view_message")

@@ -191,10 +191,6 @@ class ResolutionSerializer(StrictSerializer):
     outcome = serializers.ChoiceField(choices=["accepted", "rejected"])
 
 
-class NothingSerializer(StrictSerializer):
-    """A body that may be left out and has nothing in it."""
-
-
 class MessageFilters(filters.FilterSet):
     status = filters.ChoiceFilter(choices=Message.Status.choices)
     channel_type = filters.ChoiceFilter(choices=Channel.choices)
@@ -294,7 +290,7 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
     @extend_schema(request=None, responses=transition_responses(MessageSerializer))
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, pk: str) -> Response:
-        key, _nothing = self.own(pk), validated(NothingSerializer, request.data)
+        key = self.bare_object().pk
         return self.answer(cancel_message(key, now=timezone.now()))
 
     @extend_schema(
@@ -308,7 +304,7 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
     @action(detail=True, methods=["post"])
     @idempotent
     def retry(self, request: Request, pk: str) -> Response:
-        key, _nothing = self.own(pk), validated(NothingSerializer, request.data)
+        key = self.bare_object().pk
         row, new = retry_message(key, now=timezone.now())
         return self.answer(row, status.HTTP_201_CREATED if new else status.HTTP_200_OK)
 

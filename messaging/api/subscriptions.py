@@ -18,7 +18,7 @@ from config.rest import (
     UUIDLookup,
     transition_responses,
 )
-from messaging.api.messages import NothingSerializer, validated
+from messaging.api.messages import validated
 from messaging.api.tenancy import chosen_application
 from messaging.models import Channel, Subscription
 from messaging.services import (
@@ -121,13 +121,13 @@ class SubscriptionViewSet(
     @extend_schema(request=None, responses=transition_responses(SubscriptionSerializer))
     @action(detail=True, methods=["post"])
     def unsubscribe(self, request: Request, pk: str) -> Response:
-        key, _nothing = self.get_object().pk, validated(NothingSerializer, request.data)
+        key = self.bare_object().pk
         return self.answer(unsubscribe(key, now=timezone.now()))
 
     @extend_schema(request=None, responses=transition_responses(SubscriptionSerializer))
     @action(detail=True, methods=["post"])
     def disable(self, request: Request, pk: str) -> Response:
-        key, _nothing = self.get_object().pk, validated(NothingSerializer, request.data)
+        key = self.bare_object().pk
         return self.answer(disable_subscription(key, now=timezone.now()))
 
     @extend_schema(request=ConsentSerializer, responses=transition_responses(SubscriptionSerializer))

@@ -52,7 +52,8 @@ def test_the_demo_is_sound_and_runs_once(world):
     demo.seed(1, lambda line: None)
     assert Execution.objects.count() == before
     broken = {r.name: r.count for r in integrity.report() if r.name.startswith("campaigns.") and r.severity == "error"}
-    assert set(broken.values()) == {0}
+    # The fair of seven weeks ago is there to be healed.
+    assert {name: count for name, count in broken.items() if count} == {"campaigns.completed_with_work": 1}
 
 
 def test_tabs_go_by_status_and_badges_say_why(staff):
