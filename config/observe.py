@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import structlog
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
@@ -126,7 +126,7 @@ def readyz(_request: HttpRequest) -> HttpResponse:
         checks["migrations"] = not executor.migration_plan(executor.loader.graph.leaf_nodes())
         age = canary_age()
         checks["worker"] = age is not None and age < CANARY_FRESH
-    except DatabaseError:
+    except (DatabaseError, InterfaceError):
         log.warning("not_ready", exc_info=True)
     ready = all(checks.values())
     return JsonResponse(
