@@ -1,5 +1,9 @@
 """What `up` is made of, in one process: login and token, the broker's lanes, the canary, the verdicts, the cadence."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from datetime import timedelta
 
@@ -17,6 +21,7 @@ from knox.models import AuthToken
 from config.models import Canary
 from config.supervisor import boot, broker, canary, watch
 from config.supervisor.processes import Child, Signals
+from config.supervisor.vigil import SILENT_LIMIT, STOPPED_LIMIT, Vigil
 
 pytestmark = pytest.mark.django_db
 
@@ -176,3 +181,57 @@ def test_the_scheduler_ticks_a_half_minute_cron_once_per_slot(settings):
     assert timedelta(0) < after - timezone.now() <= timedelta(seconds=30)
     scheduler(get_broker())
     assert OrmQ.objects.count() == 1
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def vigil(sleeper):
+    signals = Signals.__new__(Signals)
+    signals.stop = False
+    web = Child("web", [], {})
+    web.process = sleeper
+    return Vigil([web], web, lambda: False, signals)
+
+
+def test_a_stopped_process_is_killed_after_its_limit(vigil, sleeper):
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+    vigil.look_at_processes()
+    assert sleeper.poll() is None
+    vigil.stopped = {process: since - STOPPED_LIMIT for process, since in vigil.stopped.items()}
+    vigil.look_at_processes()
+    assert sleeper.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_process_that_goes_on_in_time_is_left_alone(vigil, sleeper):
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+    vigil.look_at_processes()
+    sleeper.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED)
+    vigil.look_at_processes()
+    assert vigil.stopped == {}
+
+
+def test_a_web_server_that_does_not_answer_is_killed_after_its_limit(vigil, sleeper):
+    vigil.listen_to_web()
+    vigil.listen_to_web()
+    assert sleeper.poll() is None
+    vigil.heard = (sleeper.pid, time.monotonic() - SILENT_LIMIT)
+    vigil.listen_to_web()
+    assert sleeper.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_web_server_that_answers_is_left_alone(vigil, sleeper):
+    vigil.answers = lambda: True
+    vigil.heard = (sleeper.pid, time.monotonic() - SILENT_LIMIT)
+    vigil.listen_to_web()
+    assert vigil.heard[1] > time.monotonic() - SILENT_LIMIT / 2
+    assert sleeper.poll() is None
