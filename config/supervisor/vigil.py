@@ -13,6 +13,7 @@ from config.supervisor.processes import Child, Signals
 
 log = structlog.get_logger("up")
 LOOK = 1.0
+LISTEN = 5.0
 STOPPED_LIMIT = 5.0  # seconds a process may be stopped (SIGSTOP; one held by a debugger is another matter)
 # Longer than any request may take: with every thread taken by those who wait for a lock, 60 s go by without an answer.
 SILENT_LIMIT = 90.0
@@ -28,9 +29,12 @@ class Vigil(threading.Thread):
         self.heard: tuple[int | None, float] = (None, 0.0)  # of which web server, when
 
     def run(self) -> None:
+        next_time = 0.0
         while not self.signals.stop:
             self.look_at_processes()
-            self.listen_to_web()
+            if time.monotonic() >= next_time:
+                next_time = time.monotonic() + LISTEN
+                self.listen_to_web()
             time.sleep(LOOK)
 
     def look_at_processes(self) -> None:

@@ -2,14 +2,16 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
 from django.conf import settings
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 from django.utils import timezone
 from django_q.brokers import get_broker
@@ -67,13 +69,33 @@ def test_demo_data_are_only_for_a_database_nobody_used(data_dir):
     assert not boot._empty()
 
 
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [(["localhost", "127.0.0.1"], "127.0.0.1"), (["localhost", "signalbox.example"], "0.0.0.0"), (["*"], "0.0.0.0")],
-)
-def test_listens_beyond_loopback_only_for_names_beyond_it(hosts, expected):
+@pytest.mark.parametrize("hosts", [["localhost", "127.0.0.1"], ["localhost", "signalbox.example"], ["*"]])
+def test_listens_beyond_loopback_only_for_names_beyond_it(hosts):
     with override_settings(ALLOWED_HOSTS=hosts):
-        assert boot.addresses()[0] == expected
+        addresses = boot.addresses()
+    assert ("127.0.0.1" in addresses) == (hosts == ["localhost", "127.0.0.1"])
+    assert bool({"::", "0.0.0.0"} & set(addresses)) != ("127.0.0.1" in addresses)
+
+
+@pytest.mark.parametrize("hosts", [["localhost"], ["signalbox.example"]])
+def test_all_addresses_can_be_listened_on_at_once_and_ipv4_reaches_them(hosts):
+    with override_settings(ALLOWED_HOSTS=hosts), ExitStack() as open_sockets:
+        port = 0
+        for address in boot.addresses():  # as gunicorn does it
+            wire = open_sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            wire.bind((address, port))
+            wire.listen(1)
+            port = wire.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(CommandError, match=f"PORT: {port} cannot be listened on"):
+            boot.check_port(port)
+
+
+def test_a_broker_that_is_away_is_one_sentence(settings):
+    settings.REDIS_URL = "redis://127.0.0.1:1"
+    with pytest.raises(CommandError, match=r"REDIS_URL: the broker cannot be used: .*refused"):
+        boot.check_broker()
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ class Command(BaseCommand):
     def _up(self, signals: Signals, port: int, demo: bool, worker: bool) -> None:
         self.lock = boot.take_lock(settings.DATA_DIR)
         boot.check_port(port)
+        boot.check_broker()
         with boot.alone():
             boot.prepare_database(demo, self.stderr.write)
             facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
