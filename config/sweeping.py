@@ -154,8 +154,13 @@ def _beyond(by: str | None, key: list[str], how: str) -> Q:
     return Q(**{f"{by}__{how}": value}) | Q(**{by: value, f"pk__{how}": key[-1]})
 
 
-def run(name: str, *, now: datetime | None = None, dry_run: bool = False, wait: bool = False) -> dict[str, Any] | None:
-    """Run one sweep and record it. None when all its slots are taken and `wait` is off."""
+def run(
+    name: str, *, now: datetime | None = None, dry_run: bool = False, wait: bool = False, used: float = 0
+) -> dict[str, Any] | None:
+    """Run one sweep and record it. None when all its slots are taken and `wait` is off.
+
+    `used` are the seconds its task has spent before.
+    """
     plan = settings.SWEEPS[name]
     function = import_string(_path(name))
     sweep = Sweep(name, now or timezone.now(), dry_run, pinned=now is not None)
@@ -163,7 +168,7 @@ def run(name: str, *, now: datetime | None = None, dry_run: bool = False, wait: 
     with _slot(name, plan.get("parallel", 1), wait) as slot:
         if slot is None:
             return None
-        with structlog.contextvars.bound_contextvars(sweep=name, run_id=str(sweep.run_id)), _patience(name):
+        with structlog.contextvars.bound_contextvars(sweep=name, run_id=str(sweep.run_id)), _patience(name, used):
             return _rehearse(sweep, function) if dry_run else _perform(sweep, function, slot)
 
 
@@ -172,11 +177,16 @@ def _budget(name: str) -> float:
     return budget.total_seconds()
 
 
+def _timeout() -> int:
+    """Seconds after which django-q2 kills a task."""
+    return int(str(settings.Q_CLUSTER["timeout"]))
+
+
 @contextmanager
-def _patience(name: str) -> Iterator[None]:
+def _patience(name: str, used: float) -> Iterator[None]:
     """Whatever statement begins within the budget ends before django-q2 kills the task: a kill would leave the server
     at work on it, and the run without its error."""
-    longest = int(str(settings.Q_CLUSTER["timeout"])) - _budget(name) - MARGIN
+    longest = _timeout() - used - _budget(name) - MARGIN
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('statement_timeout', %s, false)", [str(max(1000, int(longest * 1000)))])
     try:
@@ -279,21 +289,23 @@ def _take_slot(name: str, parallel: int) -> int | None:
 def tick(name: str) -> None:
     """The task django-q2 runs. A nudge that came while the sweep ran is honoured before leaving.
 
-    Within the budget: a task that ran on and on under load would be killed at its timeout in the middle of its work,
-    so a later nudge gets a task of its own.
+    Within the budget, and while another run fits in: a task that ran on and on under load would be killed at its
+    timeout in the middle of its work, so a later nudge gets a task of its own.
     """
-    ends = time.monotonic() + _budget(name)
+    began, used = time.monotonic(), 0.0
+    enough = min(_budget(name), _timeout() - _budget(name) - 2 * MARGIN)
     while True:
         _take_nudge(name)
-        ran = run(name) or _handed_over(name)
+        ran = run(name, used=used) or _handed_over(name, used)
         if ran is None or ran["error"] is not None or not _nudged(name):
             return
-        if time.monotonic() >= ends:
+        used = time.monotonic() - began
+        if used >= enough:
             _enqueue(name)
             return
 
 
-def _handed_over(name: str) -> dict[str, Any] | None:
+def _handed_over(name: str, used: float) -> dict[str, Any] | None:
     """All slots are taken: put the nudge back for whoever holds them, who looks for it after letting go of the slot.
 
     Hence the second try: had they looked before, their slot is free now.
@@ -301,7 +313,7 @@ def _handed_over(name: str) -> dict[str, Any] | None:
     from config.models import Nudge
 
     Nudge.objects.filter(name=name).update(asked=True)
-    return run(name)
+    return run(name, used=used)
 
 
 def nudge(name: str) -> None:
@@ -362,8 +374,7 @@ def check_sweeps(**_kwargs: Any) -> list[CheckMessage]:
             errors.append(Error(f"SWEEPS: {name}: {error}", id="config.E006"))
         if not croniter.is_valid(plan["cron"]):
             errors.append(Error(f"SWEEPS: {name}: {plan['cron']!r} is not a cron schedule", id="config.E007"))
-        room = int(str(settings.Q_CLUSTER["timeout"])) - _budget(name)
-        if room <= 2 * MARGIN:
+        if _timeout() - _budget(name) <= 2 * MARGIN:
             text = f"SWEEPS: {name}: the budget must leave {2 * MARGIN:g} s of Q_CLUSTER's timeout"
             errors.append(Error(text, id="config.E008"))
     return errors

@@ -266,3 +266,11 @@ def test_a_page_that_takes_too_long_is_told_and_the_next_run_goes_on_behind_it()
 def test_a_budget_that_leaves_a_statement_no_time_fails_the_start(settings):
     settings.SWEEPS = {NAME: {"cron": "* * * * *", "budget": timedelta(seconds=70)}}
     assert [error.id for error in sweeping.check_sweeps()] == ["config.E008"]
+
+
+@pytest.mark.django_db
+def test_a_later_run_of_the_same_task_leaves_its_statements_less_time(monkeypatch):
+    within = []
+    monkeypatch.setattr("devices.sweeps.mark_silent_pcs", lambda sweep: within.append(statement_timeout()))
+    sweeping.run(NAME, used=20)
+    assert within == ["40s"]

@@ -4,6 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import OperationalError
 
 from locks.models import NAME, REASON, BranchLock
 from locks.services import force_unlock
@@ -32,11 +33,17 @@ class Command(BaseCommand):
             self.stdout.write(f"would release {len(found)} locks")
             return
         # The ids just read, so that a lock granted meanwhile survives.
-        ended = force_unlock(f"command {getpass.getuser()}", reason, lock_ids=[lock.pk for lock in found])
+        ended = self._end([lock.pk for lock in found], reason)
         names = {lock.pk: lock.branch.name for lock in found}
         for lock in ended:
             self.stdout.write(f"released {lock.pk} on {names[lock.pk]}: {lock} held by {lock.locked_by}")
         self.stdout.write(f"released {len(ended)} locks")
+
+    def _end(self, ids: list[UUID], reason: str) -> list[BranchLock]:
+        try:
+            return force_unlock(f"command {getpass.getuser()}", reason, lock_ids=ids)
+        except OperationalError as error:
+            raise CommandError(f"nothing was released, try again: {str(error).splitlines()[0]}") from error
 
     def _held(self, branch: str | None, lock_ids: list[UUID] | None) -> list[BranchLock]:
         rows = BranchLock.objects.active().select_related("branch").order_by("pk")
