@@ -6,9 +6,11 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 
 from config import sweeping
@@ -214,6 +216,15 @@ def test_a_row_not_had_within_five_seconds_is_a_503(beside):
 
         with pytest.raises(Unavailable):
             beside(write).result(PATIENCE)
+
+
+def test_the_command_says_when_a_branch_is_busy(beside):
+    acquire()
+    with transaction.atomic():
+        Branch.objects.select_for_update().get()
+        with pytest.raises(CommandError, match="nothing was released, try again"):
+            beside(call_command, "force_unlock", branch="main", reason="stuck", stdout=StringIO()).result(PATIENCE)
+    assert BranchLock.objects.active().count() == 1
 
 
 def test_a_heartbeat_that_waited_past_the_expiry_is_refused(beside):
