@@ -35,9 +35,10 @@ def try_acquire(request: LockRequest, wait_seconds: float = 0) -> Outcome:
     ahead = in_line(branch, request)
     if not blockers and ahead is None:
         return Outcome(lock=grant(branch, [request], LockEvent.Kind.ACQUIRED)[0])
+    blockers = blockers or waited_for(ahead)
     if wait_seconds > 0:
-        return Outcome(waiter=enqueue(branch, request, wait_seconds))
-    return Outcome(refusal=refuse(branch, request, conflict(blockers or waited_for(ahead))))
+        return Outcome(waiter=enqueue(branch, request, wait_seconds, blockers))
+    return Outcome(refusal=refuse(branch, request, conflict(blockers)))
 
 
 def same_key(request: LockRequest) -> Outcome | None:

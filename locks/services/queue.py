@@ -1,6 +1,6 @@
 """The line of those who wait. Whatever ends a lock serves the line in the same transaction, under the branch's row."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,7 @@ from locks.services.grants import LockRequest, admits, grant, obstacles, share
 CHANNEL = "branch_lock_waiters"
 
 
-def enqueue(branch: Branch, request: LockRequest, wait_seconds: float) -> LockWaiter:
+def enqueue(branch: Branch, request: LockRequest, wait_seconds: float, blockers: Sequence[BranchLock]) -> LockWaiter:
     waiter = LockWaiter.objects.create(
         branch=branch,
         client=request.client,
@@ -28,7 +28,15 @@ def enqueue(branch: Branch, request: LockRequest, wait_seconds: float) -> LockWa
         idempotency_key=request.key,
         deadline_at=Now() + seconds(wait_seconds),
     )
-    details = {"waiter": waiter.pk, "wait_seconds": wait_seconds, "lock_scope": request.lock_scope}
+    details = {
+        "waiter": waiter.pk,
+        "wait_seconds": wait_seconds,
+        "blocked_by": [str(lock.pk) for lock in blockers],
+        "lock_type": request.lock_type,
+        "lock_scope": request.lock_scope,
+        "resource_type": request.resource_type,
+        "resource_id": request.resource_id,
+    }
     LockEvent.objects.create(
         branch=branch, kind=LockEvent.Kind.WAIT_QUEUED, actor=request.client, reason=request.reason, details=details
     )

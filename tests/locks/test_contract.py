@@ -857,6 +857,17 @@ def test_a_wait_that_times_out_is_a_409_with_the_conflict(holder, other):
     assert [event.kind for event in LockEvent.objects.filter(lock=None).order_by("id")] == ["WAIT_QUEUED", "CONFLICT"]
 
 
+def test_the_event_of_a_wait_tells_what_blocked_it(holder, other):
+    lock = holder.acquire()
+    other.ask("main", "BACKUP", "RESOURCE_TYPE", resource_type="a", wait_seconds=0.1)
+    queued, refused = LockEvent.objects.filter(lock=None).order_by("id")
+    assert [queued.kind, refused.kind] == ["WAIT_QUEUED", "CONFLICT"]
+    for event in (queued, refused):
+        assert (event.actor, event.reason) == ("migrator", "night work")
+        assert event.details["blocked_by"] == [str(lock["lock_id"])]
+        assert (event.details["lock_scope"], event.details["resource_type"]) == ("RESOURCE_TYPE", "a")
+
+
 def test_a_wait_that_is_not_needed_is_granted_at_once(holder):
     assert holder.ask(wait_seconds=30).status_code == 201
     assert not LockWaiter.objects.exists()
