@@ -42,7 +42,10 @@ class Receiver:
             def log_message(self, *args):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128  # the default 5 turns callers away when many come at once
+
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.port = self.server.server_port
         self.url = f"http://127.0.0.1:{self.port}/hook?a=1"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
