@@ -74,15 +74,13 @@ def report(now: datetime | None = None) -> list[Reading]:
     return [measure(invariant, now) for invariant in invariants().values()]
 
 
-def keep_readings(now: datetime) -> list[Reading]:
-    """Measure everything and keep the counts for the trend."""
+def keep_reading(name: str, now: datetime) -> Reading:
+    """Measure one and keep the count for the trend."""
     from config.models import IntegrityReading
 
-    readings = report(now)
-    IntegrityReading.objects.bulk_create(
-        IntegrityReading(name=reading.name, count=reading.count, measured_at=now) for reading in readings
-    )
-    return readings
+    reading = measure(invariants()[name], now)
+    IntegrityReading.objects.create(name=name, count=reading.count, measured_at=now)
+    return reading
 
 
 def trends(now: datetime, hours: int = 24) -> dict[str, list[int]]:

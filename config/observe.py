@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import structlog
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
@@ -19,6 +19,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 CANARY_FRESH = 90
+# How `up` introduces itself when it asks, every few seconds, whether the web server answers.
+PROBER = "signalbox-up"
 log = structlog.get_logger("http")
 
 # Nothing that names a person or opens a door belongs in a log line.
@@ -101,10 +103,13 @@ class RequestMiddleware:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             response = self.get_response(request)
             user = getattr(request, "user", None)
-            log.info(
+            route = getattr(getattr(request, "resolver_match", None), "route", None)
+            probe = route in ("healthz", "readyz") and request.headers.get("User-Agent") == PROBER
+            tell = log.debug if probe and response.status_code == 200 else log.info
+            tell(
                 "request",
                 method=request.method,
-                route=getattr(getattr(request, "resolver_match", None), "route", None),
+                route=route,
                 status=response.status_code,
                 client=getattr(user, "username", "") or None,
                 ms=round((time.monotonic() - started) * 1000),
@@ -126,7 +131,7 @@ def readyz(_request: HttpRequest) -> HttpResponse:
         checks["migrations"] = not executor.migration_plan(executor.loader.graph.leaf_nodes())
         age = canary_age()
         checks["worker"] = age is not None and age < CANARY_FRESH
-    except DatabaseError:
+    except (DatabaseError, InterfaceError):
         log.warning("not_ready", exc_info=True)
     ready = all(checks.values())
     return JsonResponse(

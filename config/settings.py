@@ -69,6 +69,16 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def hosts(text: str) -> list[str]:
+    found = words(text)
+    for word in found:
+        if not re.fullmatch(r"\*|\.?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]", word, re.IGNORECASE):
+            raise ValueError(f"expected host names without scheme and port, not {word!r}")
+    if not found:
+        raise ValueError("expected at least one host name")
+    return found
+
+
 def url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         parts = urlsplit(text)
@@ -82,6 +92,17 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 def origins(text: str) -> list[str]:
     return [url("http", "https")(word) for word in words(text)]
+
+
+def sentry_dsn(text: str) -> str:
+    from sentry_sdk.utils import BadDsn, Dsn
+
+    url("http", "https")(text)
+    try:
+        Dsn(text)
+    except BadDsn as error:
+        raise ValueError(f"not a DSN: {error}") from None
+    return text
 
 
 def time_zone(text: str) -> str:
@@ -146,11 +167,11 @@ PORT = env("PORT", whole(1, 65535), 8000)
 WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
 Q_WORKERS = env("Q_WORKERS", whole(1, 64), 4)
 PUBLIC_URL = env("PUBLIC_URL", url("http", "https"), f"http://localhost:{PORT}")
-ALLOWED_HOSTS = env("ALLOWED_HOSTS", words, ["localhost", "127.0.0.1", "[::1]", str(urlsplit(PUBLIC_URL).hostname)])
+ALLOWED_HOSTS = env("ALLOWED_HOSTS", hosts, ["localhost", "127.0.0.1", "[::1]", str(urlsplit(PUBLIC_URL).hostname)])
 CSRF_TRUSTED_ORIGINS = env("CSRF_TRUSTED_ORIGINS", origins, [PUBLIC_URL])
 REDIS_URL = env("REDIS_URL", url("redis", "rediss"), "")
 LOG_FORMAT = env("LOG_FORMAT", one_of("console", "json"), "console")
-SENTRY_DSN = env("SENTRY_DSN", url("http", "https"), "")
+SENTRY_DSN = env("SENTRY_DSN", sentry_dsn, "")
 API_RATE = env("API_RATE", rate, (12000, 60))
 
 

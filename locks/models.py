@@ -14,7 +14,7 @@ from uuid_utils.compat import uuid7
 
 from config.statemachine import Swept, WaitsFor, state_triggers
 from config.triggers import append_only
-from locks.triggers import HEARTBEATS_KEPT, FenceOnGrant, FenceOnlyGrows, SilentAfter
+from locks.triggers import HEARTBEATS_KEPT, EndedAt, FenceOnGrant, FenceOnlyGrows, SilentAfter
 
 NAME, TYPE, RESOURCE, REASON = 200, 100, 255, 2000
 GRACE = 3  # intervals of silence a heartbeat may miss
@@ -285,7 +285,12 @@ class BranchLock(models.Model):
             ("hold_locks", "Can acquire and hold locks"),
             ("administer_locks", "Can force-unlock, take MANUAL locks and act on others' locks"),
         ]
-        triggers = [*state_triggers("state"), FenceOnGrant(name="fence_on_grant"), SilentAfter(name="silent_after")]
+        triggers = [
+            *state_triggers("state"),
+            FenceOnGrant(name="fence_on_grant"),
+            SilentAfter(name="silent_after"),
+            EndedAt(name="ended_at"),
+        ]
         # The exclusion itself is branch_locks_exclusive of the first migration: ranges over expressions, which Django
         # cannot declare without the extensions we may not need.
         constraints = [
@@ -363,19 +368,22 @@ class BranchLock(models.Model):
         return self.state == self.State.ACTIVE and self.auto_release_enabled and self.dead
 
 
+class EventKind(models.TextChoices):
+    ACQUIRED = "ACQUIRED", _("acquired")
+    EXTENDED = "EXTENDED", _("extended")
+    RELEASED = "RELEASED", _("released")
+    EXPIRED_TTL = "EXPIRED_TTL", _("expired (time)")
+    EXPIRED_HEARTBEAT = "EXPIRED_HEARTBEAT", _("expired (silence)")
+    FORCE_RELEASED = "FORCE_RELEASED", _("force-released")
+    CONFLICT = "CONFLICT", _("conflict")
+    WAIT_QUEUED = "WAIT_QUEUED", _("queued")
+    GRANTED = "GRANTED", _("granted")
+    STATE_CHANGED = "STATE_CHANGED", _("state changed")
+    HEARTBEAT = "HEARTBEAT", _("heartbeat")
+
+
 class LockEvent(models.Model):
-    class Kind(models.TextChoices):
-        ACQUIRED = "ACQUIRED", _("acquired")
-        EXTENDED = "EXTENDED", _("extended")
-        RELEASED = "RELEASED", _("released")
-        EXPIRED_TTL = "EXPIRED_TTL", _("expired (time)")
-        EXPIRED_HEARTBEAT = "EXPIRED_HEARTBEAT", _("expired (silence)")
-        FORCE_RELEASED = "FORCE_RELEASED", _("force-released")
-        CONFLICT = "CONFLICT", _("conflict")
-        WAIT_QUEUED = "WAIT_QUEUED", _("queued")
-        GRANTED = "GRANTED", _("granted")
-        STATE_CHANGED = "STATE_CHANGED", _("state changed")
-        HEARTBEAT = "HEARTBEAT", _("heartbeat")
+    Kind = EventKind
 
     id = models.BigAutoField(primary_key=True)
     branch = models.ForeignKey(Branch, models.PROTECT, related_name="events", verbose_name=_("branch"), db_index=False)
@@ -394,6 +402,12 @@ class LockEvent(models.Model):
         verbose_name = _("lock event")
         verbose_name_plural = _("lock events")
         triggers = append_only("branch_lock_events", deletable=HEARTBEATS_KEPT)
+        constraints = [
+            models.CheckConstraint(
+                name="branch_lock_events_kind",
+                condition=Q(kind__in=EventKind.values),
+            )
+        ]
         indexes = [
             models.Index(fields=["lock", "id"], name="branch_lock_events_of_lock"),
             models.Index(fields=["created_at"], condition=Q(kind="CONFLICT"), name="branch_lock_events_conflicts"),
@@ -405,14 +419,15 @@ class LockEvent(models.Model):
         return self.kind
 
 
-# How long a granted lock waits for the request that asked for it.
+# How long a granted lock waits for the request that asked for it, and a place in line for a word of its process.
 CLAIM_SECONDS = 10
 
 
 class WaiterQuerySet(models.QuerySet["LockWaiter"]):
     def queued(self) -> "WaiterQuerySet":
-        """Waiting and still wanted; a waiter past its deadline stands in nobody's way."""
-        return self.filter(state=LockWaiter.State.WAITING, deadline_at__gte=NOW)
+        """Waiting and still wanted; one past its deadline, or whose process died, stands in nobody's way."""
+        alive = NOW - seconds(CLAIM_SECONDS)
+        return self.filter(state=LockWaiter.State.WAITING, deadline_at__gte=NOW, seen_at__gte=alive)
 
     def granted(self) -> "WaiterQuerySet":
         """Given a lock that its request has not picked up."""
@@ -456,6 +471,7 @@ class LockWaiter(models.Model):
     )
     created_at = models.DateTimeField(_("queued"), db_default=Now())
     deadline_at = models.DateTimeField(_("waits until"))
+    seen_at = models.DateTimeField(_("last sign of life"), db_default=Now())
     claimed_at = models.DateTimeField(_("picked up"), null=True)
     lock = models.ForeignKey(
         BranchLock, models.PROTECT, related_name="waiters", verbose_name=_("lock"), null=True, db_index=False

@@ -71,3 +71,17 @@ class SilentAfter(pgtrigger.Trigger):
             END IF;
             RETURN NEW;
         """
+
+
+class EndedAt(pgtrigger.Trigger):
+    """A lock ended by bare SQL tells when, like any other."""
+
+    when = pgtrigger.Before
+    operation = pgtrigger.Update
+    condition = pgtrigger.Condition("OLD.state = 'active' AND NEW.state <> 'active' AND NEW.released_at IS NULL")
+
+    def get_func(self, model: Any) -> str:
+        return """
+            NEW.released_at := statement_timestamp();
+            RETURN NEW;
+        """

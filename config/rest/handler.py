@@ -34,11 +34,19 @@ def exception_handler(exc: Exception, context: Any) -> Response | None:
         exc = ValidationError(as_serializer_error(exc))
     error = exc if isinstance(exc, DomainError) else as_domain_error(exc)
     if error is None:
-        return standard_handler(exc, context)
+        return named(standard_handler(exc, context))
     if error.status >= 500:
         logger.warning("answered %s: %s", error.status, type(exc).__name__)
     set_rollback()
     return answer(error)
+
+
+def named(response: Response | None) -> Response | None:
+    """What is wrong with a list as a whole is told of the list."""
+    for error in (response.data if response is not None else {}).get("errors", []):
+        if error["attr"]:
+            error["attr"] = error["attr"].removesuffix(".non_field_errors")
+    return response
 
 
 def answer(error: DomainError) -> Response:

@@ -3,6 +3,7 @@
 boot      what must stand before the first child: the lock, the port, the schema, the schedules, demo data, login, token
 processes the children: start, restart with backoff, stop
 watch     is the cluster alive? asks canaries, and tells the supervisor when it is not
+vigil     does every process run, does the web server answer? kills what hangs
 canary    the task that proves it
 broker    django-q2's broker with a lane for this machine's canaries
 child     the entry point of a child, whose whole family dies with its parent

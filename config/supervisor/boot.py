@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
+import redis
 from django import db
 from django.apps import apps
 from django.conf import settings
@@ -22,9 +23,9 @@ from rest_framework.exceptions import AuthenticationFailed
 
 from config.embedded.keeper import open_private
 from config.management.commands.seed_demo import CONSOLE
+from config.observe import PROBER
 
 LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
-ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 DEMO_APPLICATION = "demo"
 CLIENT = "demo-client"
 # Everything a person trying the API may want; a device agent speaks for one PC and gets a client of its own.
@@ -52,18 +53,34 @@ def take_lock(directory: Path) -> int:
 
 def addresses() -> list[str]:
     """Where to listen follows ALLOWED_HOSTS: while only loopback names are answered, nobody else need reach us."""
-    local = set(settings.ALLOWED_HOSTS) <= LOOPBACK
-    wanted = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"} if local else ANYWHERE
-    return [address for family, address in wanted.items() if _exists(family, address)]
+    if set(settings.ALLOWED_HOSTS) <= LOOPBACK:
+        return [address for address in ("127.0.0.1", "::1") if _exists(address)]
+    # Where `::` takes IPv4 as well, which is usual, 0.0.0.0 beside it would be "already in use".
+    return ["::"] if _takes_both() or not _exists("0.0.0.0") else ["0.0.0.0"]
 
 
-def _exists(family: int, address: str) -> bool:
+def _exists(address: str) -> bool:
     try:
-        with socket.socket(family) as probe:
+        with _socket_for(address) as probe:
             probe.bind((address, 0))
     except OSError:
         return False
     return True
+
+
+def _takes_both() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+            probe.listen(1)
+            socket.create_connection(("127.0.0.1", probe.getsockname()[1]), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _socket_for(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
 
 
 def check_port(port: int) -> None:
@@ -77,16 +94,25 @@ def check_port(port: int) -> None:
 
 def _refusal(port: int) -> str:
     for address in addresses():
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        with _socket_for(address) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if ":" in address:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
                 probe.bind((address, port))
                 probe.listen(1)
             except OSError as error:
                 return error.strerror or str(error)
     return ""
+
+
+def check_broker() -> None:
+    """A Redis that is away now would only show as a worker that never answers."""
+    if not settings.REDIS_URL:
+        return
+    try:
+        with redis.Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=5) as broker:
+            broker.ping()
+    except redis.RedisError as error:
+        raise CommandError(f"REDIS_URL: the broker cannot be used: {' '.join(str(error).split())}") from error
 
 
 @contextmanager
@@ -195,7 +221,7 @@ def answers(port: int, path: str) -> bool:
     host = next((name for name in settings.ALLOWED_HOSTS if not name.startswith((".", "*"))), "localhost")
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
-        connection.request("GET", path, headers={"Host": host})
+        connection.request("GET", path, headers={"Host": host, "User-Agent": PROBER})
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False

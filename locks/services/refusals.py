@@ -46,7 +46,9 @@ class Locked(DomainError):
 def eta_seconds(lock: BranchLock) -> int | None:
     if lock.estimated_remaining_hours is None or lock.estimated_at is None:
         return None
-    passed = (lock.now - lock.estimated_at).total_seconds()
+    # An estimate is never younger than the last heartbeat, wherever a person with SQL may have moved that.
+    told_at = min(lock.estimated_at, lock.last_heartbeat or lock.estimated_at)
+    passed = (lock.now - told_at).total_seconds()
     return max(0, round(lock.estimated_remaining_hours * 3600 - passed))
 
 

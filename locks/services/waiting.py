@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import structlog
 from django.db import connection, transaction
+from django.db.models.functions import Now
 
 from locks.models import BranchLock, LockWaiter
 from locks.services.acquiring import in_the_way, refuse, try_acquire, waited_for
@@ -24,6 +25,7 @@ log = structlog.get_logger("locks")
 POLL = 0.5  # the fallback when a NOTIFY is lost, and how an expiry without a sweep is noticed
 PATROL = 1.0  # how often a request looks whether its client and the listener are still there
 IDLE = 5.0
+TELL = 3.0  # how often a process says that its waiters live; unheard of for the claim time they lose their place
 DJANGOS = {"context", "cursor_factory", "pool"}  # of the connection parameters: not for a plain connection
 LOOKS = 4  # connections that all waiting requests of a process may use at a time
 
@@ -43,6 +45,13 @@ READY = f"""
 """
 
 
+# Rows somebody grants at this moment are left alone: the one listener waits for nobody.
+ALIVE = """
+    UPDATE branch_lock_waiters SET seen_at = statement_timestamp() WHERE id IN (
+        SELECT id FROM branch_lock_waiters WHERE id = ANY(%s) AND state = 'waiting' FOR UPDATE SKIP LOCKED)
+"""
+
+
 class Room:
     """Where this process's requests wait, and the one thread and connection that listen for all of them."""
 
@@ -50,7 +59,7 @@ class Room:
         self.lock = threading.Lock()
         self.bells: dict[int, set[threading.Event]] = defaultdict(set)
         self.listener: threading.Thread | None = None
-        self.heard_at = 0.0
+        self.heard_at = self.told_at = 0.0
         self.pid = os.getpid()
         self.looks = threading.BoundedSemaphore(LOOKS)
 
@@ -106,6 +115,9 @@ class Room:
 
     def look_around(self, listening: psycopg.Connection[Any]) -> None:
         if ids := self.waiting():
+            if time.monotonic() - self.told_at >= TELL:
+                listening.execute(ALIVE, [ids])
+                self.told_at = time.monotonic()
             for (found,) in listening.execute(READY, [ids]).fetchall():
                 self.ring(found)
 
@@ -165,6 +177,7 @@ def look(waiter_id: int, request: LockRequest, gone: bool) -> BranchLock | LockC
         abandon(waiter_id)
         return conflict([])
     [branch] = take_branches([LockWaiter.objects.values_list("branch_id", flat=True).get(pk=waiter_id)])
+    LockWaiter.objects.filter(pk=waiter_id, state=LockWaiter.State.WAITING).update(seen_at=Now())
     # What it wants may have become free by the mere passing of time.
     serve_lines([branch], [LockWaiter.objects.get(pk=waiter_id)])
     waiter = LockWaiter.objects.get(pk=waiter_id)

@@ -4,9 +4,12 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
+from django.utils import timezone
 
-from config import integrity
+from config import integrity, sweeping
 from config.integrity import Invariant
+from config.sweeps import measure_integrity
 from devices.models import PC
 from tests.factories import PCFactory
 
@@ -65,3 +68,35 @@ def test_the_api_gives_the_commands_list_to_those_who_may_see_it(small_pcs, make
     assert [row["name"] for row in answer.json()] == ["devices.small", "devices.none"]
     assert set(answer.json()[0]) == {"name", "severity", "count", "samples", "healer"}
     assert make_client("device-agent", username="other").get("/api/v1/integrity/").status_code == 403
+
+
+def test_one_invariant_that_takes_too_long_does_not_hide_the_others(monkeypatch):
+    names = list(integrity.invariants())
+
+    def slow(name, now, keep=integrity.keep_reading):
+        if name == names[1]:
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL statement_timeout = 1")
+                cursor.execute("SELECT pg_sleep(60)")
+        return keep(name, now)
+
+    monkeypatch.setattr("config.sweeps.keep_reading", slow)
+    ran = sweeping.run("config.measure_integrity")
+    assert ran["error"].startswith(f"{names[1]}: OperationalError")
+    assert ran["counts"]["measured"] == len(names) - 1
+
+
+def test_a_measurement_out_of_time_is_continued_behind_the_last_one(monkeypatch):
+    names, seen = list(integrity.invariants()), []
+    first = sweeping.Sweep("config.measure_integrity", timezone.now())
+
+    def one(name, now):
+        seen.append(name)
+        first.ends = 0
+        return integrity.measure(integrity.find(name), now)
+
+    monkeypatch.setattr("config.sweeps.keep_reading", one)
+    measure_integrity(first)
+    assert first.counts["out_of_time"] == 1
+    measure_integrity(sweeping.Sweep("config.measure_integrity", timezone.now(), cursor=first.cursor))
+    assert seen == [*names, names[0]]

@@ -5,7 +5,7 @@ from django.test import Client
 from django.utils import timezone
 
 from config.models import Canary
-from config.observe import redact
+from config.observe import PROBER, redact
 
 
 def test_health_needs_no_database():
@@ -64,3 +64,11 @@ def test_an_unknown_address_of_the_api_is_a_404_in_its_form(client):
     answer = client.get("/api/v1/nowhere/")
     assert answer.status_code == 404 and answer.json()["errors"][0]["code"] == "not_found"
     assert client.get("/nowhere/")["Content-Type"].startswith("text/html")
+
+
+@pytest.mark.django_db
+def test_the_supervisors_own_probes_leave_none(caplog, client):
+    with caplog.at_level(logging.INFO, logger="http"):
+        client.get("/healthz", headers={"User-Agent": PROBER})
+        client.get("/api/v1/nothing/", headers={"User-Agent": PROBER})
+    assert len([record for record in caplog.records if record.name == "http"]) == 1

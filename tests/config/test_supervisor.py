@@ -1,11 +1,17 @@
 """What `up` is made of, in one process: login and token, the broker's lanes, the canary, the verdicts, the cadence."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
 from django.conf import settings
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 from django.utils import timezone
 from django_q.brokers import get_broker
@@ -17,6 +23,7 @@ from knox.models import AuthToken
 from config.models import Canary
 from config.supervisor import boot, broker, canary, watch
 from config.supervisor.processes import Child, Signals
+from config.supervisor.vigil import SILENT_LIMIT, STOPPED_LIMIT, Vigil
 
 pytestmark = pytest.mark.django_db
 
@@ -62,13 +69,33 @@ def test_demo_data_are_only_for_a_database_nobody_used(data_dir):
     assert not boot._empty()
 
 
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [(["localhost", "127.0.0.1"], "127.0.0.1"), (["localhost", "signalbox.example"], "0.0.0.0"), (["*"], "0.0.0.0")],
-)
-def test_listens_beyond_loopback_only_for_names_beyond_it(hosts, expected):
+@pytest.mark.parametrize("hosts", [["localhost", "127.0.0.1"], ["localhost", "signalbox.example"], ["*"]])
+def test_listens_beyond_loopback_only_for_names_beyond_it(hosts):
     with override_settings(ALLOWED_HOSTS=hosts):
-        assert boot.addresses()[0] == expected
+        addresses = boot.addresses()
+    assert ("127.0.0.1" in addresses) == (hosts == ["localhost", "127.0.0.1"])
+    assert bool({"::", "0.0.0.0"} & set(addresses)) != ("127.0.0.1" in addresses)
+
+
+@pytest.mark.parametrize("hosts", [["localhost"], ["signalbox.example"]])
+def test_all_addresses_can_be_listened_on_at_once_and_ipv4_reaches_them(hosts):
+    with override_settings(ALLOWED_HOSTS=hosts), ExitStack() as open_sockets:
+        port = 0
+        for address in boot.addresses():  # as gunicorn does it
+            wire = open_sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            wire.bind((address, port))
+            wire.listen(1)
+            port = wire.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(CommandError, match=f"PORT: {port} cannot be listened on"):
+            boot.check_port(port)
+
+
+def test_a_broker_that_is_away_is_one_sentence(settings):
+    settings.REDIS_URL = "redis://127.0.0.1:1"
+    with pytest.raises(CommandError, match=r"REDIS_URL: the broker cannot be used: .*refused"):
+        boot.check_broker()
 
 
 @pytest.fixture
@@ -176,3 +203,57 @@ def test_the_scheduler_ticks_a_half_minute_cron_once_per_slot(settings):
     assert timedelta(0) < after - timezone.now() <= timedelta(seconds=30)
     scheduler(get_broker())
     assert OrmQ.objects.count() == 1
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def vigil(sleeper):
+    signals = Signals.__new__(Signals)
+    signals.stop = False
+    web = Child("web", [], {})
+    web.process = sleeper
+    return Vigil([web], web, lambda: False, signals)
+
+
+def test_a_stopped_process_is_killed_after_its_limit(vigil, sleeper):
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+    vigil.look_at_processes()
+    assert sleeper.poll() is None
+    vigil.stopped = {process: since - STOPPED_LIMIT for process, since in vigil.stopped.items()}
+    vigil.look_at_processes()
+    assert sleeper.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_process_that_goes_on_in_time_is_left_alone(vigil, sleeper):
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+    vigil.look_at_processes()
+    sleeper.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED)
+    vigil.look_at_processes()
+    assert vigil.stopped == {}
+
+
+def test_a_web_server_that_does_not_answer_is_killed_after_its_limit(vigil, sleeper):
+    vigil.listen_to_web()
+    vigil.listen_to_web()
+    assert sleeper.poll() is None
+    vigil.heard = (sleeper.pid, time.monotonic() - SILENT_LIMIT)
+    vigil.listen_to_web()
+    assert sleeper.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_web_server_that_answers_is_left_alone(vigil, sleeper):
+    vigil.answers = lambda: True
+    vigil.heard = (sleeper.pid, time.monotonic() - SILENT_LIMIT)
+    vigil.listen_to_web()
+    assert vigil.heard[1] > time.monotonic() - SILENT_LIMIT / 2
+    assert sleeper.poll() is None

@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 from django_q.models import OrmQ, Schedule
 
@@ -211,3 +211,58 @@ def test_schedules_are_exactly_the_table(settings):
 def test_the_start_fails_on_a_sweep_without_a_function_or_with_a_bad_schedule(settings):
     settings.SWEEPS = {"devices.nothing": {"cron": "* * * * *"}, NAME: {"cron": "now and then"}}
     assert [error.id for error in sweeping.check_sweeps()] == ["config.E006", "config.E007"]
+
+
+def statement_timeout():
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW statement_timeout")
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.django_db
+def test_a_statement_of_a_sweep_ends_before_its_task_is_killed(monkeypatch):
+    before, within = statement_timeout(), []
+    monkeypatch.setattr("devices.sweeps.mark_silent_pcs", lambda sweep: within.append(statement_timeout()))
+    sweeping.run(NAME)
+    sweeping.run(NAME, dry_run=True)
+    assert within == ["1min", "1min"]  # 90 s of the task, less 20 s of budget and 10 s of margin
+    assert statement_timeout() == before
+
+
+@pytest.mark.django_db
+def test_a_sweep_whose_statement_takes_too_long_ends_with_an_error_and_the_next_goes_on(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("config.sweeping.MARGIN", 69.99)  # leaves the least, a second
+        patched.setattr("devices.sweeps.mark_silent_pcs", lambda sweep: sweep.repeat(slow_step))
+        assert "statement timeout" in sweeping.run(NAME)["error"]
+    assert "statement timeout" in SweepRun.objects.get().error
+    assert sweeping.run(NAME)["error"] is None
+
+
+def slow_step():
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(60)")
+    return {"done": 1}
+
+
+@pytest.mark.django_db
+def test_a_page_that_takes_too_long_is_told_and_the_next_run_goes_on_behind_it():
+    keys = [row.pk for row in PCFactory.create_batch(6)]
+
+    def slow(page):
+        sweep.ends = 0
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL statement_timeout = 1")
+            cursor.execute("SELECT pg_sleep(60)")
+
+    sweep = a_sweep()
+    sweep.pages(PC.objects.all(), slow, size=4)
+    [told] = sweep.errors
+    assert told.startswith(f"{keys[0]} … {keys[3]}: OperationalError: canceling statement due to statement timeout")
+    assert sweep.counts == Counter(error=1, out_of_time=1)
+    assert sweep.cursor == {"": [str(keys[3])]}
+
+
+def test_a_budget_that_leaves_a_statement_no_time_fails_the_start(settings):
+    settings.SWEEPS = {NAME: {"cron": "* * * * *", "budget": timedelta(seconds=70)}}
+    assert [error.id for error in sweeping.check_sweeps()] == ["config.E008"]

@@ -555,6 +555,14 @@ def test_eta_and_retry_after(holder, other):
 # --- branch state --------------------------------------------------------------------------------------------------
 
 
+def test_an_estimate_is_as_old_as_the_heartbeat_that_told_it(holder, other):
+    lock = holder.acquire(heartbeat_interval=600)
+    holder.beat(lock, progress_info={"estimated_remaining_hours": 0.25})
+    shift(lock, last_heartbeat=-300)
+    body = other.check()["body"]
+    assert (body["eta_seconds"], body["retry_after"]) == (600, 600)
+
+
 def test_a_get_of_an_unknown_branch_answers_active_and_writes_nothing(viewer):
     told = viewer.get("/status/feature/user-schema/start/").data
     assert told["branch_name"] == "feature/user-schema/start"
@@ -706,6 +714,13 @@ def test_force_branch_lock_needs_a_lock_admin_and_takes_the_branch(holder, admin
 def test_a_bad_start_is_refused(holder, body):
     assert holder.post("/indexing/main/start/", body).status_code == 400
     assert not Branch.objects.exists()
+
+
+@pytest.mark.parametrize("locks", [[], "none", None])
+def test_a_completion_without_locks_names_the_field(holder, locks):
+    answer = holder.post("/indexing/main/complete/", {"locks": locks})
+    assert answer.status_code == 400
+    assert [error["attr"] for error in answer.data["errors"]] == ["locks"]
 
 
 def test_complete_is_all_or_nothing(holder, other):

@@ -136,3 +136,19 @@ def test_the_fence_of_a_branch_only_grows():
     branch = Branch.objects.create(name="main", fence=5)
     with pytest.raises(IntegrityError):
         Branch.objects.filter(pk=branch.pk).update(fence=4)
+
+
+def test_a_lock_ended_by_bare_sql_tells_when(holder, other):
+    lock = holder.acquire()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE branch_locks SET state = 'released' WHERE id = %s", [str(lock["lock_id"])])
+    assert holder.lock(lock, history=1).data["released_at"] is not None
+    assert other.ask().status_code == 201
+
+
+def test_the_database_knows_the_kinds_of_events(holder):
+    holder.acquire()
+    with pytest.raises(IntegrityError, match="branch_lock_events_kind"), connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO branch_lock_events (branch_id, kind, actor) SELECT id, 'WHATEVER', 'x' FROM branches"
+        )

@@ -322,6 +322,30 @@ def test_a_dead_waiter_is_skipped_after_its_claim_time(beside):
     assert LockWaiter.objects.get(pk=dead.pk).state == "gone"
 
 
+def test_a_waiter_whose_process_died_loses_its_place_after_the_claim_time(beside):
+    held = acquire(scope="RESOURCE_TYPE", resource_type="a")
+    try_acquire(request("dead"), PATIENCE)
+    sql("UPDATE branch_lock_waiters SET seen_at = clock_timestamp() - interval '9 seconds'")
+    with pytest.raises(LockConflict):
+        acquire("quick", scope="RESOURCE_TYPE", resource_type="b")
+    sql("UPDATE branch_lock_waiters SET seen_at = clock_timestamp() - interval '11 seconds'")
+    assert acquire("quick", scope="RESOURCE_TYPE", resource_type="b").locked_by == "quick"
+    waiting = beside(acquire, "alive", scope="RESOURCE_TYPE", resource_type="a", wait=PATIENCE)
+    until(in_line(2))
+    release_lock(held.pk, held.fence, "holder")
+    assert waiting.result(PATIENCE).locked_by == "alive"
+
+
+def test_a_process_says_that_its_waiters_live(beside):
+    held = acquire()
+    waiting = beside(acquire, "waiter", wait=PATIENCE)
+    until(in_line())
+    sql("UPDATE branch_lock_waiters SET seen_at = created_at - interval '1 hour'")
+    until(lambda: LockWaiter.objects.queued().exists())
+    release_lock(held.pk, held.fence, "holder")
+    assert waiting.result(PATIENCE).locked_by == "waiter"
+
+
 def test_a_client_that_hung_up_leaves_the_line(beside):
     held = acquire()
     gone = threading.Event()

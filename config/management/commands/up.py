@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from config import embedded
 from config.supervisor import boot
 from config.supervisor.processes import Child, Interrupted, Signals, supervise
+from config.supervisor.vigil import Vigil
 from config.supervisor.watch import Watch
 
 READY_WITHIN = 120.0
@@ -44,6 +45,7 @@ class Command(BaseCommand):
     def _up(self, signals: Signals, port: int, demo: bool, worker: bool) -> None:
         self.lock = boot.take_lock(settings.DATA_DIR)
         boot.check_port(port)
+        boot.check_broker()
         with boot.alone():
             boot.prepare_database(demo, self.stderr.write)
             facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
@@ -58,9 +60,11 @@ class Command(BaseCommand):
         watch = Watch(cluster, lane, signals)
         watch.start()
         pulse = Pulse(self, port, cluster, watch, facts)
+        play = [Child("demo", [f"http://127.0.0.1:{port}"], environment)] if alive else []
+        children = [web, *([cluster] if cluster else []), *play]
+        Vigil(children, web, lambda: boot.answers(port, "/healthz"), signals).start()
         try:
-            play = [Child("demo", [f"http://127.0.0.1:{port}"], environment)] if alive else []
-            supervise([web, *([cluster] if cluster else []), *play], signals, pulse)
+            supervise(children, signals, pulse)
         finally:
             watch.join(timeout=1)
 
@@ -105,7 +109,8 @@ def web_arguments(port: int) -> list[str]:
         # A request that waits for a lock keeps its thread (not its connection) for up to a minute, and whoever would
         # release that lock needs one too. Threads start as they are needed.
         "--threads=64",
-        "--timeout=60",
+        # Of the worker's main loop, which turns every second whatever its requests do; its start must fit as well.
+        "--timeout=30",
         "--graceful-timeout=5",
         "--no-control-socket",
         "--log-level=warning",
