@@ -121,7 +121,7 @@ def reenroll_failed(sequence_id: UUID, now: datetime) -> dict[str, list[dict[str
         Enrollment.objects.filter(sequence=sequence, status="failed")
         .select_related("lead")
         .order_by("pk")
-        .select_for_update(of=("self",))
+        .select_for_update(of=("self",), no_key=True)
     )
     subscribe_missing([row.lead for row in rows], now)
     reasons = _refusals(rows, steps)

@@ -164,6 +164,19 @@ class TestSequences:
         for query in ("status=nope", "display_state=nope", "nope=1", "sender_id=x", "status=a%00b"):
             assert manager.get(f"{API}/sequences/?{query}").status_code == 400, query
 
+    def test_lists_are_narrowed_to_a_sequence_or_sender(self, manager, made):
+        assert manager.post(url(made, "enroll/"), {"lead_ids": [made["lead"]["id"]]}).status_code == 200
+        enrollment = manager.get(f"{API}/enrollments/").json()["results"][0]
+        manager.post(f"{API}/replies/", {"enrollment_id": enrollment["id"], "text": "hi"})
+        sequence, sender = made["sequence"]["id"], made["sender"]["id"]
+        narrowed = [f"leads/?sequence_id={sequence}", f"senders/?sequence_id={sequence}",
+                    f"replies/?sender_id={sender}", f"sequences/?sender_id={sender}"]  # fmt: skip
+        for path in narrowed:
+            assert len(manager.get(f"{API}/{path}").json()["results"]) == 1, path
+            nobody = path.replace(sequence, sender) if sequence in path else path.replace(sender, sequence)
+            assert manager.get(f"{API}/{nobody}").json()["results"] == []
+            assert manager.get(f"{API}/{path}x").status_code == 400
+
     def test_resuming_skips_what_is_stale(self, manager, made):
         manager.post(url(made, "enroll/"), {"lead_ids": [made["lead"]["id"]]})
         manager.post(url(made, "activate/"))
