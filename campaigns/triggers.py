@@ -102,8 +102,8 @@ COLLECT = f"""
 """
 
 
-# The foreign key would take this lock at commit, when we hold the sequences; whoever moves the enrollment meanwhile holds
-# its row and waits for the sequences. Taken first, and in id order, it lets the two wait in line.
+# The foreign key would take this lock at commit, when we hold the sequences; whoever moves the enrollment at that time
+# holds its row and waits for the sequences. Taken first, and in id order, it lets the two wait in line.
 NEW_PARENTS = {
     "insert": "SELECT enrollment_id FROM new_rows",
     "update": "SELECT enrollment_id FROM new_rows EXCEPT SELECT enrollment_id FROM old_rows",
