@@ -104,24 +104,16 @@ COLLECT = f"""
 
 # The foreign key would take this lock at commit, when we hold the sequences; whoever moves the enrollment at that time
 # holds its row and waits for the sequences. Taken first, and in id order, it lets the two wait in line.
-NEW_PARENTS = {
-    "insert": "SELECT enrollment_id FROM new_rows",
-    "update": "SELECT enrollment_id FROM new_rows EXCEPT SELECT enrollment_id FROM old_rows",
-}
-
-
-def lock_parents(operation: str) -> str:
-    if operation not in NEW_PARENTS:
-        return ""
-    parents = f"id IN ({NEW_PARENTS[operation]})"
-    return f"PERFORM 1 FROM sequence_enrollments WHERE {parents} ORDER BY id FOR KEY SHARE;\n        "
+LOCK_PARENTS = """PERFORM 1 FROM sequence_enrollments WHERE id IN (SELECT enrollment_id FROM new_rows)
+         ORDER BY id FOR KEY SHARE;
+        """
 
 
 def executions_changed(operation: str) -> str:
     """First per enrollment, so that each is looked up once however many of its rows changed."""
     changes = difference(operation, "enrollment_id, meaning", f"id, enrollment_id, {MEANING} AS meaning")
     return f"""
-        {lock_parents(operation)}{SHARE}
+        {LOCK_PARENTS if operation == "insert" else ""}{SHARE}
         {COLLECT}
           FROM (SELECT e.sequence_id, bool_or(c.work) AS work,
                        {", ".join(f"sum(c.{name}) AS {name}" for name in COUNTED)}, 0 AS enrollments

@@ -49,8 +49,8 @@ def resume_enrollment(enrollment_id: UUID, now: datetime) -> Enrollment:
     row.pause_reason = ""
     row.save(update_fields=["status", "paused_at", "resume_at", "pause_reason"])
     ledger = Ledger()
-    skip_stale_of(Execution.objects.filter(enrollment=row), now, ledger, "resume_enrollment")
-    settle([row.sequence_id], now, ledger)
+    if skip_stale_of(Execution.objects.filter(enrollment=row), now, ledger, "resume_enrollment"):
+        settle([row.sequence_id], now, ledger)
     nudge("campaigns.send_due_steps")
     return Enrollment.objects.get(pk=row.pk)
 
@@ -88,7 +88,7 @@ def resume_due(ids: Collection[UUID], now: datetime, run_id: UUID | None = None)
     ledger = Ledger(run_id)
     before, after = {"status": "paused"}, {"status": "active"}
     ledger.bulk("resume.due", grouped((s, pk) for pk, s in pairs), before=before, after=after, of="enrollments")
-    settle(locked, now, ledger)
+    ledger.write()
     nudge("campaigns.send_due_steps")
     return Counter(resumed=len(keys))
 

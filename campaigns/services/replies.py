@@ -124,6 +124,7 @@ def _apply(reply: Reply, row: Enrollment, now: datetime) -> None:
     ledger = Ledger()
     if reply.kind == "ooo":
         _pause_until(reply, row, now, ledger)
+        ledger.write()
     else:
         end = ENDS[reply.kind]
         if reply.kind in SUPPRESSIONS:
@@ -132,7 +133,7 @@ def _apply(reply: Reply, row: Enrollment, now: datetime) -> None:
             _cancel_unsent(row, now, ledger)
         if row.is_live:
             finish_enrollments([row.pk], end, end, now, ledger, f"reply.{reply.kind}")
-    settle([row.sequence_id], now, ledger)
+        settle([row.sequence_id], now, ledger)
 
 
 def _pause_until(reply: Reply, row: Enrollment, now: datetime, ledger: Ledger) -> None:

@@ -269,6 +269,21 @@ class TestEnroll:
         assert again["status"] == "already_enrolled"
         assert Enrollment.objects.count() == 1
 
+    def test_who_lacks_an_address_waits_and_the_next_evaluation_completes(self, manager, made):
+        """Enrolling ends nothing, so it completes nothing; the address then reopens."""
+        body = {"name": "texts", "sender_ids": [], "steps": [step(channel="sms")]}
+        sender = manager.post(f"{API}/senders/", {"channel": "sms", "address": "+821011112222"}).json()
+        made["sequence"] = manager.post(f"{API}/sequences/", {**body, "sender_ids": [sender["id"]]}).json()
+        manager.post(url(made, "activate/"))
+        manager.post(url(made, "enroll/"), {"lead_ids": [made["lead"]["id"]]})
+        row = manager.get(url(made)).json()
+        assert (row["status"], row["counters"]["waiting"], row["has_pending_work"]) == ("active", 1, False)
+        assert manager.post(url(made, "reconcile/")).json()["verdict"] == "completed"
+        assert manager.get(f"{API}/step-executions/").json()["results"][0]["status"] == "awaiting_enrichment"
+        manager.patch(f"{API}/leads/{made['lead']['id']}/", {"phone": "+821033334444"})
+        assert manager.get(f"{API}/step-executions/").json()["results"][0]["status"] == "pending"
+        assert manager.get(url(made)).json()["status"] == "active"
+
     @pytest.mark.parametrize("ids", [[], [UNKNOWN] * 1001, ["x"], "x", None])
     def test_bad_lists_are_400(self, manager, made, ids):
         assert manager.post(url(made, "enroll/"), {"lead_ids": ids}).status_code == 400
