@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.functional import Promise
-from django_fsm import FSMFieldMixin
+from django_fsm import FSMField, FSMFieldMixin
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,38 @@ class WaitsFor:
     """A state that time alone does not end: who ends it, in words shown in the admin."""
 
     whom: str | Promise
+
+
+class StateField(FSMField):
+    """Protected in Python, with a default in the database; Django would write that back into the protected field."""
+
+    @property
+    def db_returning(self) -> bool:
+        return False
+
+    def deconstruct(self) -> Any:
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django_fsm.FSMField", args, kwargs
+
+
+class Refreshable(models.Model):
+    """A protected state may not be assigned, yet a row read anew has the state that is stored."""
+
+    class Meta:
+        abstract = True
+
+    def refresh_from_db(self, using: Any = None, fields: Any = None, from_queryset: Any = None) -> None:
+        if fields is None:
+            deferred = self.get_deferred_fields()
+            fields = [field.attname for field in self._meta.concrete_fields if field.attname not in deferred]
+            self._prefetched_objects_cache: dict[str, Any] = {}
+        states = [field.name for field in self._meta.concrete_fields if isinstance(field, FSMFieldMixin)]
+        held = {name: self.__dict__.pop(name) for name in states if name in fields and name in self.__dict__}
+        try:
+            super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
+        finally:
+            for name in held.keys() - self.__dict__.keys():
+                self.__dict__[name] = held[name]
 
 
 @dataclass(frozen=True)

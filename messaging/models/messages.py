@@ -2,20 +2,21 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.contrib.postgres.functions import RandomUUID
 from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Coalesce, Greatest, Now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
-from django_fsm import FSMField, transition
+from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Swept, state_triggers
-from config.triggers import append_only
+from config.statemachine import Refreshable, StateField, Swept, state_triggers
+from config.triggers import append_only, undeletable
 from messaging.models.applications import Application
 from messaging.models.subscriptions import Channel, Subscription
 from messaging.models.templates import MessageTemplate
-from messaging.triggers import COUNT_RECEIPTS, MESSAGE_CREATED, MESSAGE_MOVED, VERSION_HISTORY
+from messaging.triggers import CHANNEL_OF_SUBSCRIPTION, COUNT_RECEIPTS, MESSAGE_CREATED, MESSAGE_MOVED, VERSION_HISTORY
 from messaging.triggers.rollups import ROLLUP_TRIGGERS
 from messaging.triggers.webhooks import WEBHOOK_OUTBOX
 
@@ -102,7 +103,7 @@ class MessageQuerySet(models.QuerySet["Message"]):
         return self.filter(status__in=["pending", "errored"], lease_id__isnull=True)
 
 
-class Message(models.Model):
+class Message(Refreshable):
     class Status(models.TextChoices):
         PENDING = "pending", _("pending")
         SUCCESSFUL = "successful", _("accepted by provider")
@@ -111,12 +112,13 @@ class Message(models.Model):
         FAILED = "failed", _("failed")
         ERRORED = "errored", _("errored")
 
-    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    # Made here, in the order of time; SQL written by hand may leave it out.
+    id = models.UUIDField(primary_key=True, default=uuid7, db_default=RandomUUID(), editable=False)
     application = models.ForeignKey(
-        Application, models.CASCADE, db_index=False, related_name="messages", verbose_name=_("application")
+        Application, models.PROTECT, db_index=False, related_name="messages", verbose_name=_("application")
     )
     subscription = models.ForeignKey(
-        Subscription, models.CASCADE, db_index=False, related_name="messages", verbose_name=_("subscription")
+        Subscription, models.PROTECT, db_index=False, related_name="messages", verbose_name=_("subscription")
     )
     # Of the subscription, kept here so that a claim for one provider reads one index.
     subscription_type = models.CharField(_("subscription type"), max_length=12, choices=Subscription.Type.choices)
@@ -143,7 +145,9 @@ class Message(models.Model):
     priority = models.SmallIntegerField(_("priority"), default=5, db_default=5)
     scheduled_at = models.DateTimeField(_("scheduled"), null=True, blank=True)
 
-    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True)
+    status = StateField(
+        _("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True
+    )
     created_at = models.DateTimeField(_("created"), db_default=Now())
     sent_at = models.DateTimeField(_("accepted"), null=True, blank=True)
     received_at = models.DateTimeField(_("delivered"), null=True, blank=True)
@@ -210,6 +214,8 @@ class Message(models.Model):
         verbose_name_plural = _("messages")
         triggers = [
             *state_triggers(),
+            *undeletable("messages"),
+            CHANNEL_OF_SUBSCRIPTION,
             VERSION_HISTORY,
             MESSAGE_CREATED,
             MESSAGE_MOVED,
@@ -252,6 +258,7 @@ class Message(models.Model):
                 condition=~Q(status="errored")
                 | Q(
                     error_details__has_key="errored_at",
+                    error_details__errored_at__gt="",
                     next_attempt_at__isnull=False,
                     failure_type__isnull=False,
                     failure_type__gt="",
@@ -262,6 +269,12 @@ class Message(models.Model):
                 condition=Q(expired_at__isnull=True) | Q(converted_at__isnull=True),
             ),
             models.CheckConstraint(name="messages_priority", condition=Q(priority__range=(0, 9))),
+            models.CheckConstraint(name="messages_kind", condition=Q(kind__in=Kind.values)),
+            models.CheckConstraint(name="messages_channel_type", condition=Q(channel_type__in=Channel.values)),
+            models.CheckConstraint(
+                name="messages_failure_type",
+                condition=Q(failure_type__isnull=True) | Q(failure_type__in=FailureType.values),
+            ),
             models.UniqueConstraint(
                 fields=["application", "idempotency_key"],
                 condition=Q(idempotency_key__isnull=False),
@@ -323,6 +336,12 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_channel_type_display()} {self.pk}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As the trigger does for rows written by hand: the channel is the subscription's."""
+        if not (self.subscription_type and self.channel_type):
+            self.subscription_type, self.channel_type = self.subscription.type, self.subscription.channel_type
+        super().save(*args, **kwargs)
 
     @property
     def retry_counts(self) -> dict[str, int]:
@@ -425,6 +444,11 @@ class MessageAttempt(models.Model):
                 name="message_attempts_ended_with_outcome",
                 condition=Q(ended_at__isnull=True, outcome__isnull=True)
                 | Q(ended_at__isnull=False, outcome__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="message_attempts_outcome",
+                condition=Q(outcome__isnull=True)
+                | Q(outcome__in=["accepted", "rejected", "transient", "rate_limited", "config", "unknown"]),
             ),
         ]
         indexes = [
