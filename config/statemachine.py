@@ -1,7 +1,8 @@
 """One graph per model: the @transition decorators. The trigger, the diagram and the liveness check derive from it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +18,16 @@ from django_fsm import FSMField, FSMFieldMixin
 
 @dataclass(frozen=True)
 class Swept:
-    """A state that a sweep resolves once its deadline, counted from the column `since`, has passed."""
+    """A state that a sweep resolves once its deadline, counted from the column `since`, has passed.
+
+    `oldest` finds the longest waiting of the rows in the state, where only a look of its own has an index to use or
+    where not all of them wait.
+    """
 
     sweep: str
     deadline: str | Promise
     since: str = "created_at"
+    oldest: Callable[[Any], datetime | None] | None = None
 
 
 @dataclass(frozen=True)

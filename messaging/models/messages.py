@@ -4,7 +4,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import F, Q, Value
+from django.db.models import F, Min, Q, Value
 from django.db.models.functions import Coalesce, Greatest, Now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
@@ -43,6 +43,23 @@ class FailureType(models.TextChoices):
 
 class HoldReason(models.TextChoices):
     OUTCOME_UNKNOWN = "outcome_unknown", _("outcome unknown")
+
+
+def longest_pending(rows: "MessageQuerySet") -> datetime | None:
+    """By the clock that ends them. What is scheduled for later does not wait yet."""
+    return rows.annotate(clock_start=CLOCK_START).order_by("clock_start").values_list("clock_start", flat=True).first()
+
+
+def longest_accepted(rows: "MessageQuerySet") -> datetime | None:
+    """Of the channels that give a receipt; one look per channel, because the index begins with it."""
+    waiting = [channel for channel, patience in settings.RECEIPT_TIMEOUT.items() if patience is not None]
+    first = [rows.filter(channel_type=channel).aggregate(at=Min("sent_at"))["at"] for channel in waiting]
+    return min((at for at in first if at is not None), default=None)
+
+
+def longest_delivered(rows: "MessageQuerySet") -> datetime | None:
+    """What is expired waits for nothing."""
+    return rows.filter(expired_at__isnull=True).aggregate(at=Min("received_at"))["at"]
 
 
 class MessageQuerySet(models.QuerySet["Message"]):
@@ -202,10 +219,14 @@ class Message(Refreshable):
 
     objects = MessageQuerySet.as_manager()
     liveness = {
-        Status.PENDING: Swept("messaging.expire_messages", _("24 h without being accepted")),
+        Status.PENDING: Swept("messaging.expire_messages", _("24 h without being accepted"), oldest=longest_pending),
         Status.ERRORED: Swept("messaging.retry_errored_messages", _("its next attempt"), since="next_attempt_at"),
-        Status.SUCCESSFUL: Swept("messaging.expire_messages", _("72 h without a receipt"), since="sent_at"),
-        Status.RECEIVED: Swept("messaging.expire_messages", _("30 d without a conversion"), since="received_at"),
+        Status.SUCCESSFUL: Swept(
+            "messaging.expire_messages", _("72 h without a receipt"), since="sent_at", oldest=longest_accepted
+        ),
+        Status.RECEIVED: Swept(
+            "messaging.expire_messages", _("30 d without a conversion"), since="received_at", oldest=longest_delivered
+        ),
     }
 
     class Meta:
