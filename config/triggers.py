@@ -30,3 +30,19 @@ def append_only(name: str, *, deletable: str = "false") -> list[pgtrigger.Trigge
             """,
         ),
     ]
+
+
+def undeletable(name: str) -> list[pgtrigger.Trigger]:
+    """Rows change, but go only by `purge_retention`.."""
+    return [
+        pgtrigger.Trigger(
+            name=f"{name}_kept",
+            when=pgtrigger.Before,
+            operation=pgtrigger.Delete,
+            func=f"""
+                IF current_setting('{PURGING}', true) = 'on' THEN RETURN OLD; END IF;
+                RAISE EXCEPTION 'DELETE of {name} refused: rows go by purge_retention'
+                    USING ERRCODE = 'check_violation', CONSTRAINT = '{name}_kept', TABLE = '{name}';
+            """,
+        )
+    ]

@@ -222,15 +222,18 @@ def _at(steps: list[tuple[int, float]], place: int) -> float:
 
 
 def fold_deltas(limit: int = FOLD_PAGE) -> int:
-    """Move the oldest deltas into the roll-ups; the number taken. One statement: a reader sees all of it or nothing."""
+    """Move the oldest deltas into the roll-ups; the number taken. One statement: a reader sees all of it or nothing.
+
+    The picked ones are materialized: as a plain subquery the planner may run it again for each row, and each time it
+    passes over what is locked and finds others, beyond the limit.
+    """
     source = sql.cells("SELECT * FROM taken")
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
             f"""
-            WITH taken AS (
-                DELETE FROM message_rollup_deltas WHERE id IN (
-                    SELECT id FROM message_rollup_deltas ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED)
-                RETURNING *),
+            WITH picked AS MATERIALIZED (
+                SELECT id FROM message_rollup_deltas ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED),
+            taken AS (DELETE FROM message_rollup_deltas WHERE id IN (SELECT id FROM picked) RETURNING *),
             added AS ({sql.add_cells(source)})
             SELECT count(*) FROM taken
             """,
