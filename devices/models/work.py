@@ -276,6 +276,13 @@ class TaskDevice(models.Model):
                 name="task_devices_completed_at",
             ),
             models.CheckConstraint(condition=Q(final=False) | Q(status="failed"), name="task_devices_final"),
+            models.CheckConstraint(
+                condition=Q(failure_kind__isnull=True)
+                | Q(
+                    failure_kind__in=["error", "timeout", "lease_expired", "device_offline", "pc_offline", "cancelled"]
+                ),
+                name="task_devices_failure_kind",
+            ),
         ]
         indexes = [
             models.Index(fields=["claimed_by"], condition=Q(status="running"), name="task_devices_running"),
