@@ -1,7 +1,6 @@
 from collections import Counter
 from datetime import datetime
 
-from django.db.models import Count
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
@@ -34,7 +33,7 @@ def _sequences(now: datetime, link: str) -> list[Figure]:
         running = few(Sequence.objects.filter(status="active"))
         return [Figure(_now("running"), running, f"{link}?status__exact=active", "success"), paused]
     found = Sequence.objects.filter(pk__in=live).with_display(now).order_by()
-    counts = Counter(dict(found.values_list("display_state").annotate(n=Count("pk"))))
+    counts = Counter(found.values_list("display_state", flat=True))
     words = dict(DisplayState.choices)
     shown = [
         Figure(words[state], counts[state], f"{link}?display_state={state}", COLOURS[state])

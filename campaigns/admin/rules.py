@@ -1,8 +1,10 @@
 """What each automatic rule means, for the timelines."""
 
+from typing import Any
+
 from django.utils.translation import gettext_lazy as _
 
-WORDS = {
+WORDS: dict[str, Any] = {
     "drift": _("The signal for pending work disagreed with the rows and was set right."),
     "stuck": _("A step was in work for too long; its message told how it ended."),
     "orphans": _("Steps of enrollments that have ended were skipped."),

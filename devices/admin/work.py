@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action
 
-from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, columns, confirmed_action, panel
+from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, columns, confirmed_action, few, panel
 from config.errors import Conflict
 from devices import services
 from devices.admin.bars import bar, progress
@@ -231,10 +231,10 @@ def _fleet_figures() -> list[Figure]:
     slots = PCSummary.objects.filter(pc__in=online).aggregate(used=Sum("running_count"), target=Sum("target"))
     used = f"{slots['used'] or 0:,} / {slots['target'] or 0:,}"
     figures = [
-        Figure(_now("PCs online"), online.count(), f"{link}?status__exact=online", "success"),
+        Figure(_now("PCs online"), few(online), f"{link}?status__exact=online", "success"),
         Figure(_now("slots"), used, f"{link}?status__exact=online", "info"),
     ]
-    if stale := PC.objects.stale(now).count():
+    if (stale := few(PC.objects.stale(now))) != "0":
         figures.append(Figure(_now("stale"), stale, f"{link}?silence=stale", "warning"))
     return figures
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
@@ -13,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from config.console import Figure, Panel, Row, few, panel, sparkline
-from config.console.panels import age
+from config.console.panels import MOST, age
 from config.models import SweepRun
 from messaging.admin.base import list_url
 from messaging.admin.messages import STATES, midnight
@@ -39,7 +38,7 @@ def today_panel(request: HttpRequest) -> Panel:
     applications = list(Application.objects.values_list("pk", flat=True))
     found = message_figures(applications, start, start + timedelta(days=1), "channel")
     held = Message.objects.filter(STATES["unknown"][1], created_at__gte=start).order_by()
-    unknown = Counter(dict(held.values_list("channel_type").annotate(n=Count("pk"))))
+    unknown = Counter(held.values_list("channel_type", flat=True)[:MOST])
     past, channels = accepted_by_day(start - timedelta(days=DAYS), start), dict(Channel.choices)
     rows = [
         Row(
