@@ -47,9 +47,10 @@ def seed(scale: int, say: Callable[[str], Any]) -> None:
         people = _leads(application, 40 * scale, now)
         rows = [_sequence(application, name, pool) for name in NAMES]
         _run(rows, people, now)
+        _harvest(application, people, now)
         _live(application, people, now)
         _stuck(application, people, now)
-    say(f"campaigns: {len(rows) + 2} sequences, {len(people)} leads, {Execution.objects.count()} executions")
+    say(f"campaigns: {len(rows) + 3} sequences, {len(people)} leads, {Execution.objects.count()} executions")
 
 
 def _senders(application: Application) -> list[Sender]:
@@ -89,6 +90,21 @@ def _live(application: Application, people: list[Lead], now: datetime) -> None:
     row = sequences.create_sequence(application, {"name": "Live follow-up"}, sender_ids=[sender.pk], steps=QUICK)
     sequences.activate_sequence(row.pk, sequences.Pass(), now)
     enroll_leads(row.pk, [lead.pk for lead in people], now)
+
+
+def _harvest(application: Application, people: list[Lead], now: datetime) -> None:
+    """All is sent and somebody has answered: it stays open for a few days, for more answers."""
+    sender = senders.create_sender(application, {"channel": "email", "address": "thanks@shop.example.com"})
+    row = sequences.create_sequence(application, {"name": "Trade show thanks"}, sender_ids=[sender.pk], steps=STEPS[:1])
+    sequences.activate_sequence(row.pk, sequences.Pass(), now)
+    enroll_leads(row.pk, [lead.pk for lead in people[8:14]], now)
+    send_due([sender.pk], now)
+    # Before the provider's answers: those complete the sequence when nobody has replied yet.
+    for place, text in ((1, "네, 다음 주에 통화 가능합니다."), (3, "Thanks! Could you send the price list?")):
+        enrollment = row.enrollments.order_by("pk")[place]
+        incoming = replies.Incoming(enrollment_id=enrollment.pk, kind="human", text=text)
+        replies.record_reply(incoming, Enrollment.objects.all(), now)
+    _answer_messages(now)
 
 
 def _stuck(application: Application, people: list[Lead], now: datetime) -> None:

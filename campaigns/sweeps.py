@@ -11,10 +11,10 @@ def send_due_steps(sweep: Sweep) -> None:
     skip = partial(sending.skip_suppressed, now=sweep.now, run_id=sweep.run_id)
     sweep.pages(sending.pending_sequences(sweep.now), skip, label="suppressed", size=50)
     send = partial(sending.send_due, now=sweep.now, run_id=sweep.run_id)
-    claimed = -1
+    before = -1
     # A sender takes a batch at a time; the round goes on while somebody still found something to send.
-    while sweep.has_time() and claimed != sweep.counts["claimed"]:
-        claimed = sweep.counts["claimed"]
+    while sweep.has_time() and before != (taken := sum(sweep.counts[kind] for kind in sending.TAKEN)):
+        before = taken
         sweep.pages(sending.with_due_steps(sweep.now), send, label="senders", size=20)
 
 

@@ -102,11 +102,18 @@ COLLECT = f"""
 """
 
 
+# The foreign key would take this lock at commit, when we hold the sequences; whoever moves the enrollment at that time
+# holds its row and waits for the sequences. Taken first, and in id order, it lets the two wait in line.
+LOCK_PARENTS = """PERFORM 1 FROM sequence_enrollments WHERE id IN (SELECT enrollment_id FROM new_rows)
+         ORDER BY id FOR KEY SHARE;
+        """
+
+
 def executions_changed(operation: str) -> str:
     """First per enrollment, so that each is looked up once however many of its rows changed."""
     changes = difference(operation, "enrollment_id, meaning", f"id, enrollment_id, {MEANING} AS meaning")
     return f"""
-        {SHARE}
+        {LOCK_PARENTS if operation == "insert" else ""}{SHARE}
         {COLLECT}
           FROM (SELECT e.sequence_id, bool_or(c.work) AS work,
                        {", ".join(f"sum(c.{name}) AS {name}" for name in COUNTED)}, 0 AS enrollments

@@ -44,8 +44,10 @@ class SignalboxConfig(AppConfig):
 
         from config import statemachine, sweeping  # noqa: F401  registers the system checks
         from config.supervisor import canary
+        from config.triggers import ask_cheaply
 
         post_migrate.connect(sync_groups, dispatch_uid="config.sync_groups")
+        post_migrate.connect(ask_cheaply, sender=self, dispatch_uid="config.ask_cheaply")
         post_execute.connect(canary.hear, dispatch_uid="config.canary")
 
 

@@ -216,7 +216,7 @@ def _states() -> Iterator[GaugeMetricFamily]:
             rows.append(([graph.model._meta.app_label, graph.name, state], counts.get(state, 0)))
             owner = getattr(graph.model, "liveness", {}).get(state)
             if isinstance(owner, Swept) and counts.get(state):
-                age = _oldest(graph, state, owner.since)
+                age = _oldest(graph, state, owner)
                 ages.append(([graph.model._meta.app_label, graph.name, state], age))
     yield _gauge("rows", "Rows per state", ["app", "kind", "state"], rows)
     yield _gauge("oldest_age_seconds", "Age of the oldest row in a state", ["app", "kind", "state"], ages)
@@ -238,9 +238,12 @@ def state_counts(graph: Any) -> dict[str, int]:
         return {state: round(share * estimate) for state, share in cursor.fetchall()}
 
 
-def _oldest(graph: Any, state: str, since: str) -> float:
-    first = graph.model._default_manager.filter(**{graph.field.name: state}).order_by(since)
-    found = first.values_list(since, flat=True).exclude(**{since: None}).first()
+def _oldest(graph: Any, state: str, owner: Any) -> float:
+    rows = graph.model._default_manager.filter(**{graph.field.name: state})
+    if owner.oldest is not None:
+        found = owner.oldest(rows)
+    else:
+        found = rows.order_by(owner.since).values_list(owner.since, flat=True).exclude(**{owner.since: None}).first()
     return max(0.0, (timezone.now() - found).total_seconds()) if found else 0.0
 
 

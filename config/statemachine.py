@@ -1,7 +1,8 @@
 """One graph per model: the @transition decorators. The trigger, the diagram and the liveness check derive from it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -12,16 +13,21 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.functional import Promise
-from django_fsm import FSMFieldMixin
+from django_fsm import FSMField, FSMFieldMixin
 
 
 @dataclass(frozen=True)
 class Swept:
-    """A state that a sweep resolves once its deadline, counted from the column `since`, has passed."""
+    """A state that a sweep resolves once its deadline, counted from the column `since`, has passed.
+
+    `oldest` finds the longest waiting of the rows in the state, where only a look of its own has an index to use or
+    where not all of them wait.
+    """
 
     sweep: str
     deadline: str | Promise
     since: str = "created_at"
+    oldest: Callable[[Any], datetime | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,38 @@ class WaitsFor:
     """A state that time alone does not end: who ends it, in words shown in the admin."""
 
     whom: str | Promise
+
+
+class StateField(FSMField):
+    """Protected in Python, with a default in the database; Django would write that back into the protected field."""
+
+    @property
+    def db_returning(self) -> bool:
+        return False
+
+    def deconstruct(self) -> Any:
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django_fsm.FSMField", args, kwargs
+
+
+class Refreshable(models.Model):
+    """A protected state may not be assigned, yet a row read anew has the state that is stored."""
+
+    class Meta:
+        abstract = True
+
+    def refresh_from_db(self, using: Any = None, fields: Any = None, from_queryset: Any = None) -> None:
+        if fields is None:
+            deferred = self.get_deferred_fields()
+            fields = [field.attname for field in self._meta.concrete_fields if field.attname not in deferred]
+            self._prefetched_objects_cache: dict[str, Any] = {}
+        states = [field.name for field in self._meta.concrete_fields if isinstance(field, FSMFieldMixin)]
+        held = {name: self.__dict__.pop(name) for name in states if name in fields and name in self.__dict__}
+        try:
+            super().refresh_from_db(using=using, fields=fields, from_queryset=from_queryset)
+        finally:
+            for name in held.keys() - self.__dict__.keys():
+                self.__dict__[name] = held[name]
 
 
 @dataclass(frozen=True)

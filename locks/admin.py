@@ -138,7 +138,7 @@ class BranchLockAdmin(ConsoleAdmin):
     icon, menu_order = "lock", 10
     read_only = True
     state_colours = {"active": "info", "released": "", "expired": "warning", "force_released": "danger"}
-    list_display = ("branch", "what", "shown_state", "health", "left", "done", "locked_by", "locked_at", "reason")
+    list_display = ("branch", "what", "shown_state", "health", "left", "done", "locked_by", "locked_at")
     list_filter = ("state", HealthFilter, "lock_type", "lock_scope")
     list_select_related = ("branch",)
     search_fields = ("branch__name", "locked_by", "resource_type", "resource_id")
@@ -333,8 +333,11 @@ def locks_panel(request: HttpRequest) -> Panel:
     health = Counter(lock.heartbeat_health for lock in locks)
     held = f"{COUNTED}+" if len(locks) == COUNTED else str(len(locks))
     figures = [Figure(_("held"), held, f"{link}?state__exact=active")]
-    if health["critical"]:
-        figures.append(Figure(_("critical"), health["critical"], f"{link}?health=critical", "danger"))
+    figures += [
+        Figure(HEALTH_NAMES[state], health[state], f"{link}?health={state}", HEALTH[state])
+        for state in ("healthy", "warning", "critical")
+        if health[state]
+    ]
     rows = [_panel_row(lock) for lock in locks[:WORST] if lock.heartbeat_health in ("warning", "critical")]
     tone = "danger" if health["critical"] else "warning" if rows else "success"
     return Panel(figures=figures, rows=rows, tone=tone, link=link)

@@ -218,7 +218,7 @@ class DeletedAlarmAdmin(ConsoleAdmin):
     ordering = ["-id"]
 
 
-@panel(_("Reminders"), order=70, icon="alarm", permission="reminders.view_alarm")
+@panel(_("Reminders"), order=35, icon="alarm", permission="reminders.view_alarm")
 def reminders_panel(request: HttpRequest) -> Panel:
     # At most a minute old, like the integrity panel: claims are in no index, so counting them reads the table.
     standing = cache.get_or_set("reminders.schedule", lambda: services.schedule(timezone.now()), PANEL_KEPT) or {}

@@ -8,9 +8,11 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import DropdownFilter
 
+from campaigns.admin.rules import WORDS
 from campaigns.admin.verbs import each
-from campaigns.models import Enrollment, Execution, Reply
+from campaigns.models import Enrollment, Execution, Reply, Sender, Sequence
 from campaigns.services import enrollments
 from campaigns.services.explaining import explain
 from config.console import ConsoleAdmin, Entry, badge, confirmed_action
@@ -92,24 +94,43 @@ class EnrollmentAdmin(ConsoleAdmin):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         if (obj := kwargs.get("obj")) is not None:
             said = explain(obj, timezone.now())
-            gates = [{"title": GATE_NAMES[gate.name], **gate.__dict__} for gate in said.gates]
+            gates = [
+                {**gate.__dict__, "title": GATE_NAMES[gate.name], "value": shown_value(gate.value)}
+                for gate in said.gates
+            ]
             context.update(explanation=said, gates=gates, decides=GATE_NAMES.get(said.decides or ""))
         return super().render_change_form(request, context, *args, **kwargs)
 
     def timeline_entries(self, obj: Any) -> Iterable[Entry]:
         for row in obj.executions.select_related("step", "message").order_by("-pk")[:50]:
             yield from execution_entries(row)
-        for reply in obj.replies.order_by("-received_at")[:50]:
-            title = _now("reply: %(kind)s") % {"kind": reply.get_kind_display()}
-            yield Entry(
-                reply.received_at, "reply", title, (reply.evidence.get("date_quote") or reply.text)[:300], "info"
-            )
+        yield from map(reply_entry, obj.replies.order_by("-received_at")[:50])
         around = Decision.objects.filter(object_type="sequences", object_id=str(obj.sequence_id)).order_by("-id")[:20]
         for decision in around:
             link = reverse("admin:config_decision_change", args=[decision.pk])
             title = _now("sequence: %(rule)s") % {"rule": decision.rule}
-            yield Entry(decision.created_at, "smart_toy", title, _now("%(count)s rows") % {"count": decision.affected},
-                        link=link)  # fmt: skip
+            rows = _now("%(count)s rows") % {"count": decision.affected}
+            meaning = WORDS.get(decision.rule) or WORDS.get(decision.rule.split(".")[0], "")
+            yield Entry(decision.created_at, "smart_toy", title, f"{meaning} · {rows}" if meaning else rows, link=link)
+
+
+def shown_value(value: Any) -> Any:
+    """A gate's value in the reader's language; the API says the bare word."""
+    words = {
+        **dict(Sequence.Status.choices),
+        **dict(Enrollment.Status.choices),
+        **dict(Sender.Status.choices),
+        "open": _("open"),
+        "closed": _("closed"),
+        "suppressed": _("suppressed"),
+    }
+    return words.get(value, value) if isinstance(value, str) else value
+
+
+def reply_entry(reply: Reply) -> Entry:
+    title = _now("reply: %(kind)s") % {"kind": reply.get_kind_display()}
+    body = (reply.evidence.get("date_quote") or reply.text)[:300]
+    return Entry(reply.received_at, "reply", title, body, "info")
 
 
 def execution_entries(row: Execution) -> Iterable[Entry]:
@@ -126,12 +147,24 @@ def execution_entries(row: Execution) -> Iterable[Entry]:
         yield Entry(moment, "mail", title, message.error_reason or "", link=link)
 
 
+class DueFilter(DropdownFilter):
+    title = _("due")
+    parameter_name = "due"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("now", _("due now")), ("stale", _("stale"))]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        wanted = {"now": Execution.objects.due, "stale": Execution.objects.stale}.get(self.value() or "")
+        return queryset.filter(pk__in=wanted(timezone.now()).values("pk")) if wanted else queryset
+
+
 @admin.register(Execution)
 class ExecutionAdmin(ConsoleAdmin):
     icon, menu_order, read_only = "playlist_play", 30, True
     state_colours = EXECUTION_COLOURS
     list_display = ("lead", "step", "state", "scheduled_at", "deferred_until", "executed_at", "skip_reason", "failure")
-    list_filter = ("status", "skip_reason")
+    list_filter = ("status", DueFilter, "skip_reason")
     list_select_related = ("enrollment__lead", "step")
     search_fields = ("enrollment__lead__email", "enrollment__lead__name")
     ordering = ("-id",)

@@ -4,16 +4,18 @@ from typing import Any
 from django.contrib import admin
 from django.db import models
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
+from campaigns.admin.enrollments import ENROLLMENT_COLOURS, execution_entries, reply_entry
 from campaigns.admin.verbs import each
-from campaigns.models import Lead, Sender
+from campaigns.models import Enrollment, Execution, Lead, Reply, Sender
 from campaigns.services import senders
 from campaigns.services.sending import usage
 from campaigns.services.windows import allowance
-from config.console import ConsoleAdmin, badge, confirmed_action
+from config.console import ConsoleAdmin, Entry, badge, confirmed_action
 
 
 def affected(rows: models.QuerySet[Any]) -> Iterable[str]:
@@ -78,3 +80,18 @@ class LeadAdmin(ConsoleAdmin):
     fields = (
         "name", "email", "phone", "company_domain", "time_zone", "locale", "attributes", "application", "created_at",
     )  # fmt: skip
+
+    def timeline_entries(self, obj: Lead) -> Iterable[Entry]:
+        """All that was written to this person and came back, in whichever sequence."""
+        for row in Enrollment.objects.filter(lead=obj).select_related("sequence").order_by("-pk")[:50]:
+            link = reverse("admin:campaigns_enrollment_change", args=[row.pk])
+            yield Entry(
+                row.created_at, "how_to_reg", _now("enrolled in %(name)s") % {"name": row.sequence.name}, link=link
+            )
+            if row.ended_at:
+                title = f"{row.sequence.name} · {row.get_status_display()}"
+                yield Entry(row.ended_at, "flag", title, "", ENROLLMENT_COLOURS[row.status], link)
+        steps = Execution.objects.filter(enrollment__lead=obj).select_related("step", "message").order_by("-pk")
+        for step in steps[:50]:
+            yield from execution_entries(step)
+        yield from map(reply_entry, Reply.objects.filter(enrollment__lead=obj).order_by("-received_at")[:50])

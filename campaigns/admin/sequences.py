@@ -17,11 +17,12 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
+from campaigns.admin.rules import WORDS
 from campaigns.admin.verbs import each
-from campaigns.models import EFFECTIVE_DUE, DisplayState, Execution, Sequence
+from campaigns.models import EFFECTIVE_DUE, DisplayState, Execution, Sequence, Step
 from campaigns.services import reconciling, sequences, statistics
 from campaigns.services.completion import display_until, next_tick
-from config.console import ConsoleAdmin, badge, confirmed_action
+from config.console import ConsoleAdmin, badge, columns, confirmed_action, stacked
 
 COLOURS = {
     "draft": "",
@@ -155,7 +156,7 @@ ACTIONS = (
 @admin.register(Sequence)
 class SequenceAdmin(ConsoleAdmin):
     icon, menu_order, read_only = "campaign", 10, True
-    state_colours = COLOURS
+    state_colours, rule_words = COLOURS, WORDS
     list_display = (
         "name", "state", "progress", "has_pending_work", "waiting_count", "sent_count", "failed_count",
         "skipped_count", "enrollments_count", "evaluated_next",
@@ -170,13 +171,21 @@ class SequenceAdmin(ConsoleAdmin):
         "display_state", colours=COLOURS, labels=dict(DisplayState.choices), tooltip=why, description=_("state")
     )
     fieldsets = (
-        (None, {"fields": ("name", "application", "kind", "status", "has_pending_work", "pending_work_changed_at")}),
-        (_("Rules"), {"fields": ("harvest_days", "stale_after_multiplier", "activated_at", "completed_at")}),
+        (
+            None,
+            {
+                "fields": (
+                    ("name", "application"), ("kind", "status"), ("has_pending_work", "pending_work_changed_at"),
+                    ("activated_at", "completed_at"), ("harvest_days", "stale_after_multiplier"),
+                )
+            },
+        ),
         (
             _("Counters"),
             {
                 "fields": (
-                    "total_count", "sent_count", "failed_count", "skipped_count", "waiting_count", "enrollments_count",
+                    ("total_count", "sent_count", "failed_count"),
+                    ("skipped_count", "waiting_count", "enrollments_count"),
                 )
             },
         ),
@@ -215,15 +224,16 @@ class SequenceAdmin(ConsoleAdmin):
         if (obj := kwargs.get("obj")) is not None:
             now = timezone.now()
             context.update(
-                stats=statistics.sequence_stats(obj),
-                upcoming=upcoming(obj, now),
+                stats={"steps": funnel(obj)},
+                upcoming=upcoming_chart(obj, now),
+                reply_hours=reply_chart(obj, now),
                 why=why(obj),
                 enrollments_url=f"{reverse('admin:campaigns_enrollment_changelist')}?sequence__id__exact={obj.pk}",
             )
         return super().render_change_form(request, context, *args, **kwargs)
 
 
-def upcoming(sequence: Sequence, now: datetime) -> list[dict[str, Any]]:
+def upcoming(sequence: Sequence, now: datetime) -> list[tuple[datetime, int]]:
     """How many steps fall due in each of the next 24 hours."""
     rows = (
         Execution.objects.of([sequence.pk])
@@ -240,6 +250,47 @@ def upcoming(sequence: Sequence, now: datetime) -> list[dict[str, Any]]:
     first = now.replace(minute=0, second=0, microsecond=0)
     for hour, count in rows:
         found[max(hour, first)] += count
-    most = max(found.values(), default=1)
-    hours = [first + timedelta(hours=n) for n in range(24)]
-    return [{"hour": hour, "count": found[hour], "share": round(100 * found[hour] / most)} for hour in hours]
+    return [(hour, found[hour]) for hour in (first + timedelta(hours=n) for n in range(24))]
+
+
+def upcoming_chart(sequence: Sequence, now: datetime) -> SafeString | str:
+    hours = upcoming(sequence, now)
+    most = max(count for _hour, count in hours)
+    bars = [(f"{timezone.localtime(hour):%H:%M}", count, f"{shown_time(hour)}: {count:,}") for hour, count in hours]
+    return columns(bars, most, _now("Steps due by hour")) if most else ""
+
+
+def reply_chart(sequence: Sequence, now: datetime) -> SafeString | str:
+    found = statistics.reply_hours(sequence, now, timezone.get_current_timezone())  # type: ignore[arg-type]
+    if not any(answers for _sent, answers in found.values()):
+        return ""
+    rates = {hour: answers / sent for hour, (sent, answers) in found.items()}
+    told = _now("%(hour)s: %(answers)s of %(sent)s answered, %(rate)s")
+    bars = [
+        (
+            f"{hour:02}",
+            rates.get(hour, 0.0),
+            told % {"hour": f"{hour:02}:00", "sent": sent, "answers": answers, "rate": f"{rates.get(hour, 0.0):.0%}"},
+        )
+        for hour, (sent, answers) in ((hour, found.get(hour, (0, 0))) for hour in range(24))
+    ]
+    return columns(bars, max(rates.values()), _now("Reply rate by hour"))
+
+
+def funnel(sequence: Sequence) -> list[dict[str, Any]]:
+    steps = statistics.sequence_stats(sequence)["steps"]
+    names = Step.objects.in_bulk([step["step_id"] for step in steps])
+    words = (
+        ("sent", _now("Sent"), "success"),
+        ("failed", _now("Failed"), "danger"),
+        ("skipped", _now("Skipped"), "none"),
+        ("waiting", _now("Waiting"), "info"),
+    )
+    return [
+        {
+            **step,
+            "name": str(names[step["step_id"]]),
+            "bar": stacked([(word, step[name], tone) for name, word, tone in words]) if step["total"] else "",
+        }
+        for step in steps
+    ]

@@ -201,6 +201,7 @@ class ReplyFilters(filters.FilterSet):
     enrollment_id = filters.UUIDFilter()
     sequence_id = filters.UUIDFilter(field_name="enrollment__sequence_id")
     lead_id = filters.UUIDFilter(field_name="enrollment__lead_id")
+    sender_id = filters.UUIDFilter(field_name="enrollment__sender_id")
 
     class Meta:
         model = Reply

@@ -107,6 +107,7 @@ class LeadFilters(filters.FilterSet):
     email = filters.CharFilter(lookup_expr="iexact")
     phone = filters.CharFilter()
     company_domain = filters.CharFilter(lookup_expr="iexact")
+    sequence_id = filters.UUIDFilter(field_name="enrollments__sequence_id")
 
     class Meta:
         model = Lead

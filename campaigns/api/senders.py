@@ -100,6 +100,7 @@ class ImpactSerializer(serializers.Serializer[Any]):
 class SenderFilters(filters.FilterSet):
     status = filters.ChoiceFilter(choices=Sender.Status.choices)
     channel = filters.ChoiceFilter(choices=Sender._meta.get_field("channel").choices)
+    sequence_id = filters.UUIDFilter(field_name="pools__sequence_id")
 
     class Meta:
         model = Sender

@@ -11,6 +11,9 @@ DAY = timedelta(days=1)
 LONGEST = timedelta(days=180)
 DEFAULT = timedelta(days=7)
 OFFICE_OPENS = time(9)
+# Who is away says so at the top and close to the date; looking further would let a long text keep us busy for minutes.
+READ = 10_000
+BESIDE = 120
 
 MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -29,11 +32,12 @@ PATTERNS = [
     r"(?P<y1>20\d\d)\s*[-./년]\s*(?P<m1>\d{1,2})\s*[-./월]\s*(?P<d1>\d{1,2})\s*일?(?!\d)",
     r"(?P<m2>\d{1,2})\s*월\s*(?P<d2>\d{1,2})\s*일?(?:\s*[~–-]\s*(?P<e2>\d{1,2})\s*일)?(?!\d)",
     rf"{DAY_NUMBER.format(n=3)}(?:\s+of)?[\s-]+(?P<m3>{MONTH}){YEAR.format(n=3)}(?!\d)",
-    rf"(?P<m4>{MONTH})\s+{DAY_NUMBER.format(n=4)}(?:\s*[~–-]\s*(?P<e4>\d{{1,2}})(?:st|nd|rd|th)?\b)?{YEAR.format(n=4)}(?!\d)",
+    rf"(?P<m4>{MONTH})\s+{DAY_NUMBER.format(n=4)}(?:\s*(?:[~–-]|to|till?|until|through|thru)\s*(?P<e4>\d{{1,2}})(?:st|nd|rd|th)?\b)?{YEAR.format(n=4)}(?!\d)",
     r"(?<![\d./-])(?P<a5>\d{1,2})(?P<sep5>[/.])(?P<b5>\d{1,2})(?:(?P=sep5)(?P<y5>20\d\d))?(?![\d/]|[.-]\d)",
     r"(?<![\d월])(?P<d6>\d{1,2})\s*일(?=\s*(?:\([^)]{1,4}\)\s*)?(?:까지|부터|에?\s*(?:복귀|출근|돌아)))",
     r"(?P<next7>다음\s*주\s*|next\s+)?(?:(?P<k7>[월화수목금토일])요일|\b(?P<w7>" + WEEKDAY + "))",
     r"(?P<tomorrow>내일|\btomorrow\b)",
+    r"\b(?P<d9>\d{1,2})(?:st|nd|rd|th)\b",
 ]
 MENTION = re.compile("|".join(f"(?P<p{n}>{pattern})" for n, pattern in enumerate(PATTERNS, 1)), re.IGNORECASE)
 
@@ -96,7 +100,7 @@ def own_words(text: str) -> str:
 
 def read_absence(text: str, received_at: datetime, zone: ZoneInfo) -> Absence:
     """The return in the lead's zone at 09:00; without a date that makes sense, a week after the reply."""
-    words = own_words(text)
+    words = own_words(text)[:READ]
     mentions = list(_mentions(words))
     for role in ("back", "until", "bare"):
         found = [
@@ -113,14 +117,14 @@ def read_absence(text: str, received_at: datetime, zone: ZoneInfo) -> Absence:
 def _mentions(words: str) -> Iterator[Mention]:
     for found in MENTION.finditer(words):
         role = _role(words, found)
-        weak = found["p5"] or found["p7"] or found["p8"]
-        # 11/25, a weekday or "tomorrow" may be anything; only beside a word of absence it is a date of return.
+        weak = found["p5"] or found["p7"] or found["p8"] or found["p9"]
+        # 11/25, the 25th, a weekday or "tomorrow" may be anything: a date of return only beside a word of absence.
         if not (weak and role == "bare"):
             yield Mention(found, role)
 
 
 def _role(words: str, found: re.Match[str]) -> str:
-    line_start = max(words.rfind("\n", 0, found.start()), 0)
+    line_start = max(words.rfind("\n", 0, found.start()), found.start() - BESIDE, 0)
     before = re.split(r"[.!?]\s", words[line_start : found.start()])[-1]
     after = words[found.end() : found.end() + 40].split("\n")[0]
     if START_AFTER.match(after) and not BACK_AFTER.match(after):

@@ -6,7 +6,8 @@ from typing import Any
 
 ABSENT = re.compile(
     r"out of (?:the )?office|\booo\b|auto(?:matic|mated)?[\s-]?(?:reply|response)|autoreply"
-    r"|away from (?:the |my )?(?:office|desk)|on (?:vacation|annual leave|leave|holiday)|absen(?:t|ce)"
+    r"|away from (?:the |my )?(?:office|desk)|\baway until|on (?:vacation|annual leave|leave|holiday)|absen(?:t|ce)"
+    r"|vacation (?:reply|respon\w+|notice|message)"
     r"|부재|자동\s?(?:응답|회신|답장)|휴가|출장\s?중",
     re.IGNORECASE,
 )
@@ -16,7 +17,15 @@ UNDELIVERED = re.compile(
     re.IGNORECASE,
 )
 DAEMON = re.compile(r"(?:mailer-daemon|postmaster)@", re.IGNORECASE)
-NOT_FINAL = re.compile(r"^\s*action:\s*(?:delayed|relayed|delivered|expanded)", re.IGNORECASE | re.MULTILINE)
+# What only a mail system writes, when the headers did not come along.
+RETURNED = re.compile(
+    r"^\s*(?:undelivered mail returned to sender|delivery status notification \(failure\)"
+    r"|mail delivery failed: returning message)",
+    re.IGNORECASE,
+)
+RECIPIENT = re.compile(r"^[ \t]*final-recipient:", re.IGNORECASE | re.MULTILINE)
+FAILED = re.compile(r"^[ \t]*action:[ \t]*failed", re.IGNORECASE | re.MULTILINE)
+NOT_FINAL = re.compile(r"^[ \t]*action:[ \t]*(?:delayed|relayed|delivered|expanded)", re.IGNORECASE | re.MULTILINE)
 
 
 def classify(subject: str, text: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -39,6 +48,10 @@ def _bounce(subject: str, text: str, headers: Mapping[str, str]) -> dict[str, An
         return {"rule": "delivery_status_notification", "header": "X-Failed-Recipients"}
     if DAEMON.search(headers.get("from", "")) and (UNDELIVERED.search(subject) or headers.get("return-path") == "<>"):
         return {"rule": "delivery_status_notification", "header": "From"}
+    if RETURNED.match(subject):
+        return {"rule": "delivery_status_notification", "subject": subject[:100]}
+    if RECIPIENT.search(text) and FAILED.search(text):
+        return {"rule": "delivery_status_notification", "part": "report"}
     return None
 
 

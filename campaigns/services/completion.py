@@ -82,6 +82,13 @@ def skip_stale_of(rows: Any, now: datetime, ledger: Ledger, rule: str) -> int:
     return len(skipped)
 
 
+def reopen(ids: Collection[UUID], now: datetime, ledger: Ledger | None = None) -> None:
+    """New work came: it reopens what was completed. Nothing has ended, so nothing is completed by it."""
+    own = ledger or Ledger()
+    reopen_contradictory(ids, now, own)
+    own.write()
+
+
 def settle(ids: Collection[UUID], now: datetime, ledger: Ledger | None = None) -> None:
     """The evaluation that belongs to an event, in its transaction: new work reopens, the last work done completes."""
     own = ledger or Ledger()

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from campaigns.models import Enrollment, Execution, Lead, Sender, Step
 from campaigns.models import Sequence as SequenceRow
-from campaigns.services.completion import settle
+from campaigns.services.completion import reopen
 from campaigns.services.following import new_execution, schedule
 from campaigns.services.leads import subscribe_missing
 from campaigns.services.pools import Pools
@@ -63,7 +63,7 @@ def enroll_leads(sequence_id: UUID, lead_ids: Sequence[UUID], now: datetime) -> 
     unreachable = suppressed_leads(leads.values(), steps[0].channel)
     fresh = [pk for pk in dict.fromkeys(lead_ids) if pk in leads and pk not in there and pk not in unreachable]
     new = _insert(sequence, steps, [leads[pk] for pk in fresh], now)
-    settle([sequence.pk], now)
+    reopen([sequence.pk], now)
     nudge(SEND)
     results, seen = [], set()
     for pk in lead_ids:
@@ -121,7 +121,7 @@ def reenroll_failed(sequence_id: UUID, now: datetime) -> dict[str, list[dict[str
         Enrollment.objects.filter(sequence=sequence, status="failed")
         .select_related("lead")
         .order_by("pk")
-        .select_for_update(of=("self",))
+        .select_for_update(of=("self",), no_key=True)
     )
     subscribe_missing([row.lead for row in rows], now)
     reasons = _refusals(rows, steps)
@@ -138,7 +138,7 @@ def reenroll_failed(sequence_id: UUID, now: datetime) -> dict[str, list[dict[str
         keys = {sequence.pk: [row.pk for row in taken]}
         before, after = {"status": "failed"}, {"status": "active"}
         ledger.bulk("reenroll_failed", keys, before=before, after=after, of="enrollments")
-        settle([sequence.pk], now, ledger)
+        reopen([sequence.pk], now, ledger)
         nudge(SEND)
 
     def told(row: Enrollment) -> dict[str, Any]:

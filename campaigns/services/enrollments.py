@@ -24,7 +24,7 @@ def locked_enrollment(enrollment_id: UUID) -> Enrollment:
         if owner is None:
             raise Missing(_("There is no such enrollment."))
         lock_sequences([owner])
-        row = Enrollment.objects.select_for_update().select_related(None).filter(pk=enrollment_id).first()
+        row = Enrollment.objects.select_for_update(no_key=True).select_related(None).filter(pk=enrollment_id).first()
         if row is not None and row.sequence_id == owner:
             return row
 
@@ -49,8 +49,8 @@ def resume_enrollment(enrollment_id: UUID, now: datetime) -> Enrollment:
     row.pause_reason = ""
     row.save(update_fields=["status", "paused_at", "resume_at", "pause_reason"])
     ledger = Ledger()
-    skip_stale_of(Execution.objects.filter(enrollment=row), now, ledger, "resume_enrollment")
-    settle([row.sequence_id], now, ledger)
+    if skip_stale_of(Execution.objects.filter(enrollment=row), now, ledger, "resume_enrollment"):
+        settle([row.sequence_id], now, ledger)
     nudge("campaigns.send_due_steps")
     return Enrollment.objects.get(pk=row.pk)
 
@@ -79,7 +79,7 @@ def resume_due(ids: Collection[UUID], now: datetime, run_id: UUID | None = None)
     owners = Enrollment.objects.filter(pk__in=list(ids)).values_list("sequence_id", flat=True)
     locked = [row.pk for row in lock_sequences(set(owners))]
     rows = Enrollment.objects.resumable(now).filter(pk__in=list(ids), sequence__in=locked).order_by("pk")
-    pairs = list(rows.select_for_update(of=("self",), skip_locked=True).values_list("pk", "sequence_id"))
+    pairs = list(rows.select_for_update(of=("self",), skip_locked=True, no_key=True).values_list("pk", "sequence_id"))
     keys = [pk for pk, _sequence in pairs]
     if not keys:
         return Counter()
@@ -88,7 +88,7 @@ def resume_due(ids: Collection[UUID], now: datetime, run_id: UUID | None = None)
     ledger = Ledger(run_id)
     before, after = {"status": "paused"}, {"status": "active"}
     ledger.bulk("resume.due", grouped((s, pk) for pk, s in pairs), before=before, after=after, of="enrollments")
-    settle(locked, now, ledger)
+    ledger.write()
     nudge("campaigns.send_due_steps")
     return Counter(resumed=len(keys))
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from campaigns.models import Execution, Lead
 from campaigns.models.leads import SUBSCRIPTION_OF
-from campaigns.services.completion import settle
+from campaigns.services.completion import reopen
 from campaigns.services.rows import Ledger, grouped, lock_sequences, skip_executions
 from campaigns.services.texts import missing
 from campaigns.services.windows import opening
@@ -111,7 +111,7 @@ def enrich(leads: Sequence[Lead], sequence_ids: Sequence[UUID], now: datetime) -
     keys = grouped((row.enrollment.sequence_id, row.pk) for row in live)
     before, after = {"status": "awaiting_enrichment"}, {"status": "pending"}
     ledger.bulk("enrich.pending", keys, before=before, after=after)
-    settle(sequence_ids, now, ledger)
+    reopen(sequence_ids, now, ledger)
     nudge("campaigns.send_due_steps")
 
 

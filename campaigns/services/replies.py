@@ -17,10 +17,12 @@ from campaigns.services.completion import settle
 from campaigns.services.enrollments import finish_enrollments, locked_enrollment
 from campaigns.services.rows import Ledger
 from campaigns.services.windows import zone
+from config.decisions import decide
 from config.errors import Invalid, Missing
 from messaging.services import cancel_messages, suppress
 
 AHEAD = timedelta(minutes=5)
+AGAIN = timedelta(minutes=5)
 # Our Message-ID is <messages.id@…>; nobody else's id has a UUID of ours before the @.
 OUR_ID = re.compile(r"(?<![\w.+-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?=@|\s*>|\s*$)", re.IGNORECASE)
 
@@ -82,8 +84,13 @@ def find_earlier(incoming: Incoming, row: Enrollment, now: datetime) -> Reply | 
     if incoming.external_id is not None:
         own = Reply.objects.filter(enrollment__sequence__application=row.sequence.application_id)
         return own.filter(external_id=incoming.external_id).first()
-    same = Reply.objects.filter(enrollment=row, external_id=None, received_at=incoming.received_at or now)
-    return same.filter(text=incoming.text).first()
+    same = Reply.objects.filter(enrollment=row, external_id=None, text=incoming.text)
+    if incoming.received_at is not None:
+        return same.filter(received_at=incoming.received_at).first()
+    # Without a time of its own, what was just said in the same words is the same call made again.
+    given = {"kind": incoming.kind, "ooo_until": incoming.ooo_until}
+    told = {name: value for name, value in given.items() if value is not None}
+    return same.filter(received_at__gt=now - AGAIN, subject=incoming.subject, **told).order_by("-received_at").first()
 
 
 def _store(incoming: Incoming, row: Enrollment, now: datetime) -> Reply:
@@ -116,7 +123,8 @@ def _absence(incoming: Incoming, row: Enrollment, received_at: datetime) -> Abse
 def _apply(reply: Reply, row: Enrollment, now: datetime) -> None:
     ledger = Ledger()
     if reply.kind == "ooo":
-        _pause_until(reply, row, now)
+        _pause_until(reply, row, now, ledger)
+        ledger.write()
     else:
         end = ENDS[reply.kind]
         if reply.kind in SUPPRESSIONS:
@@ -125,12 +133,13 @@ def _apply(reply: Reply, row: Enrollment, now: datetime) -> None:
             _cancel_unsent(row, now, ledger)
         if row.is_live:
             finish_enrollments([row.pk], end, end, now, ledger, f"reply.{reply.kind}")
-    settle([row.sequence_id], now, ledger)
+        settle([row.sequence_id], now, ledger)
 
 
-def _pause_until(reply: Reply, row: Enrollment, now: datetime) -> None:
+def _pause_until(reply: Reply, row: Enrollment, now: datetime, ledger: Ledger) -> None:
     """A later absence only moves the return forward; who was paused by hand without a date stays so."""
     until = reply.ooo_until
+    before = {"status": row.status, "resume_at": _iso(row.resume_at)}
     if row.status == "paused" and row.resume_at is not None and until is not None and until > row.resume_at:
         row.resume_at = until
         row.save(update_fields=["resume_at"])
@@ -138,6 +147,14 @@ def _pause_until(reply: Reply, row: Enrollment, now: datetime) -> None:
         row.pause()
         row.paused_at, row.resume_at, row.pause_reason = now, until, "ooo"
         row.save(update_fields=["status", "paused_at", "resume_at", "pause_reason"])
+    after = {"status": row.status, "resume_at": _iso(row.resume_at)}
+    if after != before:
+        inputs = {"reply_id": str(reply.pk), **reply.evidence}
+        ledger.add(decide("reply.ooo", row, before=before, after=after, inputs=inputs))
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None
 
 
 def _suppress(reply: Reply, row: Enrollment, now: datetime) -> None:

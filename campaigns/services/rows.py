@@ -39,7 +39,8 @@ def skip_executions(rows: Any, reason: str) -> list[tuple[UUID, UUID, UUID]]:
 
 def end_enrollments(ids: Ids, status: str, now: datetime) -> dict[UUID, list[UUID]]:
     """End the live ones among them; the ids of those that ended, by sequence."""
-    rows = Enrollment.objects.live().filter(pk__in=list(ids)).order_by("pk").select_for_update()
+    # NO KEY: a new execution locks its enrollment's key and then waits for the sequence, which we hold.
+    rows = Enrollment.objects.live().filter(pk__in=list(ids)).order_by("pk").select_for_update(no_key=True)
     ended = grouped(rows.values_list("sequence_id", "pk"))
     Enrollment.objects.filter(pk__in=[pk for pks in ended.values() for pk in pks]).update(
         status=status, ended_at=now, resume_at=None, paused_at=None
@@ -81,6 +82,13 @@ class Ledger:
             self.kept.append(
                 decide_bulk(rule, owner, keys, before=before, after=after, inputs=said, run_id=self.run_id)
             )
+
+    def counted(self, rule: str, rows: Iterable[tuple[UUID, int, str, str]], **said: dict[str, Any]) -> None:
+        """Like `bulk`, where the database has counted: (sequence, count, first id, last id)."""
+        for sequence_id, count, first, last in rows:
+            decision = decide_bulk(rule, Sequence(pk=sequence_id), [first, last], run_id=self.run_id, **said)
+            decision.affected, decision.inputs["rows"] = count, "executions"
+            self.kept.append(decision)
 
     def skipped(self, rule: str, rows: list[tuple[UUID, UUID, UUID]], reason: str, **inputs: Any) -> None:
         keys = grouped((sequence, pk) for pk, _enrollment, sequence in rows)

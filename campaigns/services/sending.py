@@ -40,6 +40,8 @@ BARRED = {"suppressed", "unsubscribed", "not_sendable", "no_consent"}
 # Not the step's fault and not for good: it waits.
 LATER = {"quota_exceeded", "channel_not_configured", "application_inactive"}
 PATIENCE = timedelta(hours=1)
+# What may become of a due step that had its turn.
+TAKEN = ("claimed", "parked", "barred", "later", "broken")
 
 
 def with_due_steps(now: datetime) -> Any:
@@ -69,11 +71,11 @@ def send_due(sender_ids: Collection[UUID], now: datetime, run_id: UUID | None = 
         senders = {row.pk: row for row in rows.select_for_update(no_key=True, skip_locked=True)}
         if not senders:
             return Counter()
-        done: Counter[str] = Counter(deferred=defer_closed(senders, now))
-        turns = {pk: take_turn(senders[pk], used, now) for pk, used in usage(senders.values(), now).items()}
         ledger = Ledger(run_id)
+        done: Counter[str] = Counter(deferred=defer_closed(senders, now, ledger))
+        turns = {pk: take_turn(senders[pk], used, now) for pk, used in usage(senders.values(), now).items()}
         done.update(claim(turns, now, ledger))
-        done["deferred"] += defer_rest(turns, now)
+        done["deferred"] += defer_rest(turns, now, ledger)
         ledger.write()
     return +done
 
@@ -124,13 +126,23 @@ def due_zones(senders: Collection[UUID], now: datetime) -> list[tuple[UUID, str]
         return list(cursor.fetchall())
 
 
-def defer_closed(senders: dict[UUID, Sender], now: datetime) -> int:
+def defer_closed(senders: dict[UUID, Sender], now: datetime, ledger: Ledger) -> int:
     """Outside the window nothing is allowed: what is due waits for the opening in the lead's (or sender's) zone."""
     openings = {(pk, zone): at for pk, zone in due_zones(senders, now) if (at := opening(senders[pk], zone, now)) > now}
-    return defer(openings, now)
+    return defer(openings, now, ledger, "send.window_closed")
 
 
-def defer(openings: dict[tuple[UUID, str], datetime], now: datetime) -> int:
+# How many rows of which sequence an UPDATE named `moved` deferred, and between which ids.
+TOLD = "SELECT sequence_id, count(*), min(id::text), max(id::text) FROM moved GROUP BY sequence_id ORDER BY sequence_id"
+
+
+def tell_deferred(cursor: Any, ledger: Ledger, rule: str) -> int:
+    rows = cursor.fetchall()
+    ledger.counted(rule, rows, before={"status": "due"}, after={"status": "deferred"})
+    return sum(count for _sequence, count, _first, _last in rows)
+
+
+def defer(openings: dict[tuple[UUID, str], datetime], now: datetime, ledger: Ledger, rule: str) -> int:
     """Every due row of a (sender, lead's zone) to its moment. One statement, however many rows."""
     if not openings:
         return 0
@@ -138,7 +150,7 @@ def defer(openings: dict[tuple[UUID, str], datetime], now: datetime) -> int:
         cursor.execute(
             f"""
             WITH ripe AS MATERIALIZED (
-                SELECT x.id, v.at {
+                SELECT x.id, e.sequence_id, v.at {
                 DUE.replace(
                     "WHERE",
                     '''
@@ -146,9 +158,11 @@ def defer(openings: dict[tuple[UUID, str], datetime], now: datetime) -> int:
                     ON v.sender = e.sender_id AND v.zone = l.time_zone WHERE''',
                 )
             }
-                   FOR UPDATE OF x SKIP LOCKED)
-            UPDATE sequence_step_executions x SET status = 'deferred', deferred_until = ripe.at
-              FROM ripe WHERE x.id = ripe.id
+                   FOR UPDATE OF x SKIP LOCKED),
+            moved AS (
+                UPDATE sequence_step_executions x SET status = 'deferred', deferred_until = ripe.at
+                  FROM ripe WHERE x.id = ripe.id RETURNING x.id, ripe.sequence_id)
+            {TOLD}
             """,
             {
                 "now": now,
@@ -158,7 +172,7 @@ def defer(openings: dict[tuple[UUID, str], datetime], now: datetime) -> int:
                 "moments": list(openings.values()),
             },
         )
-        return cursor.rowcount
+        return tell_deferred(cursor, ledger, rule)
 
 
 def claim(turns: dict[UUID, Turn], now: datetime, ledger: Ledger) -> Counter[str]:
@@ -185,6 +199,9 @@ def claim(turns: dict[UUID, Turn], now: datetime, ledger: Ledger) -> Counter[str
     start(planned, now)
     outcomes = enqueue_messages([drafts.of(row, at, now) for row, at in planned], now=now)
     done = settle_outcomes([(row, outcome) for (row, _at), outcome in zip(planned, outcomes, strict=True)], now, ledger)
+    for (row, _at), outcome in zip(planned, outcomes, strict=True):
+        # Nobody was written to: the allowance is still there, for the next round of this tick.
+        turns[row.enrollment.sender_id].claimed -= outcome.code in BARRED | LATER  # type: ignore[index]
     done["parked"] = len(drafts.incomplete)
     move_slots(turns.values(), now)
     settle({row.enrollment.sequence_id for row in mine}, now, ledger)
@@ -321,7 +338,7 @@ def move_slots(turns: Collection[Turn], now: datetime) -> None:
     Sender.objects.bulk_update(moved, ["next_slot_at"])
 
 
-def defer_rest(turns: dict[UUID, Turn], now: datetime) -> int:
+def defer_rest(turns: dict[UUID, Turn], now: datetime, ledger: Ledger) -> int:
     """What is due and cannot go: after a used-up allowance to the next window, behind a gap to its own slot."""
     used_up = {pk: turn for pk, turn in turns.items() if turn.exhausted}
     openings = {
@@ -329,10 +346,10 @@ def defer_rest(turns: dict[UUID, Turn], now: datetime) -> int:
         for pk, zone in due_zones(used_up, now)
     }
     waiting = {pk: turn for pk, turn in turns.items() if spaced(turn.sender) and not turn.exhausted}
-    return defer(openings, now) + queue_behind_gap(waiting, now)
+    return defer(openings, now, ledger, "send.allowance_used_up") + queue_behind_gap(waiting, now, ledger)
 
 
-def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
+def queue_behind_gap(turns: dict[UUID, Turn], now: datetime, ledger: Ledger) -> int:
     """Each due row to the tick in which its slot falls, in its turn."""
     if not turns:
         return 0
@@ -341,19 +358,22 @@ def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
         cursor.execute(
             f"""
             WITH due AS (
-                SELECT x.id, e.sender_id, row_number() OVER (PARTITION BY e.sender_id
+                SELECT x.id, e.sequence_id, e.sender_id, row_number() OVER (PARTITION BY e.sender_id
                        ORDER BY coalesce(x.deferred_until, x.scheduled_at), x.id) - 1 AS place {DUE}),
             placed AS (
-                SELECT due.id, v.first + make_interval(secs => v.gap * due.place) AS at
+                SELECT due.id, due.sequence_id, v.first + make_interval(secs => v.gap * due.place) AS at
                   FROM due
                   JOIN unnest(%(senders)s::uuid[], %(first)s::timestamptz[], %(gap)s::float[]) v(sender, first, gap)
                     ON v.sender = due.sender_id),
             ripe AS MATERIALIZED (
-                SELECT x.id, placed.at FROM sequence_step_executions x JOIN placed ON placed.id = x.id
-                 WHERE placed.at >= %(soon)s AND x.status IN ('pending', 'deferred') FOR UPDATE OF x SKIP LOCKED)
-            UPDATE sequence_step_executions x
-               SET status = 'deferred', deferred_until = ripe.at - make_interval(secs => %(tick)s) + interval '1 second'
-              FROM ripe WHERE x.id = ripe.id
+                SELECT x.id, placed.sequence_id, placed.at
+                  FROM sequence_step_executions x JOIN placed ON placed.id = x.id
+                 WHERE placed.at >= %(soon)s AND x.status IN ('pending', 'deferred') FOR UPDATE OF x SKIP LOCKED),
+            moved AS (
+                UPDATE sequence_step_executions x SET status = 'deferred',
+                       deferred_until = ripe.at - make_interval(secs => %(tick)s) + interval '1 second'
+                  FROM ripe WHERE x.id = ripe.id RETURNING x.id, ripe.sequence_id)
+            {TOLD}
             """,
             {
                 "now": now,
@@ -364,7 +384,7 @@ def queue_behind_gap(turns: dict[UUID, Turn], now: datetime) -> int:
                 "gap": seconds,
             },
         )
-        return cursor.rowcount
+        return tell_deferred(cursor, ledger, "send.behind_gap")
 
 
 def pending_sequences(now: datetime) -> Any:

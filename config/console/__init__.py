@@ -4,6 +4,7 @@ from config.console.actions import confirmed_action
 from config.console.audit import record_human_action
 from config.console.badges import TONES, badge, pill
 from config.console.base import ConsoleAdmin, Entry, EstimatingPaginator
+from config.console.charts import columns, sparkline, stacked
 from config.console.liveness import Owner, owner
 from config.console.panels import Figure, Panel, Row, dashboard, few, panel
 from config.console.site import navigation, urls
@@ -18,6 +19,7 @@ __all__ = [
     "Panel",
     "Row",
     "badge",
+    "columns",
     "confirmed_action",
     "dashboard",
     "few",
@@ -26,5 +28,7 @@ __all__ = [
     "panel",
     "pill",
     "record_human_action",
+    "sparkline",
+    "stacked",
     "urls",
 ]

@@ -78,6 +78,7 @@ class ConsoleAdmin(ModelAdmin):
     icon = "table_rows"
     read_only = False
     state_colours: dict[str, str] = {}
+    rule_words: dict[str, Any] = {}  # what a decision's rule means, by its name or the part before the first dot
     paginator = EstimatingPaginator
     show_full_result_count = False
     show_facets = ShowFacets.NEVER
@@ -115,7 +116,7 @@ class ConsoleAdmin(ModelAdmin):
 
     def timeline(self, obj: Any) -> list[Entry]:
         """Decisions, people's acts and the app's events in one column, newest first."""
-        entries = [*_decisions(obj), *_acts(obj), *self.timeline_entries(obj)]
+        entries = [*_decisions(obj, self.rule_words), *_acts(obj), *self.timeline_entries(obj)]
         return sorted(entries, key=lambda entry: entry.at, reverse=True)[: 3 * TIMELINE]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +133,7 @@ class ConsoleAdmin(ModelAdmin):
         return HttpResponseRedirect(f"{url}#timeline")
 
 
-def _decisions(obj: models.Model) -> Iterable[Entry]:
+def _decisions(obj: models.Model, words: dict[str, Any]) -> Iterable[Entry]:
     from config.models import Decision
 
     found = Decision.objects.filter(object_type=obj._meta.db_table, object_id=str(obj.pk)).order_by("-id")[:TIMELINE]
@@ -141,10 +142,21 @@ def _decisions(obj: models.Model) -> Iterable[Entry]:
             at=decision.created_at,
             kind="smart_toy",
             title=decision.rule,
-            body=change_text(decision),
+            body=" · ".join(
+                str(part) for part in (_meaning(decision.rule, words), _rows(decision), change_text(decision)) if part
+            ),
             tone="info" if decision.won else "",
             link=reverse("admin:config_decision_change", args=[decision.pk]),
         )
+
+
+def _meaning(rule: str, words: dict[str, Any]) -> Any:
+    return words.get(rule) or words.get(rule.split(".")[0], "")
+
+
+def _rows(decision: Any) -> str:
+    """A decision about many rows says how many."""
+    return _("%(count)s rows") % {"count": f"{decision.affected:,}"} if decision.affected > 1 else ""
 
 
 def change_text(decision: Any) -> str:

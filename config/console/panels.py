@@ -48,6 +48,7 @@ class Row:
     badge: Any = ""
     tone: str = ""
     aside: Any = ""
+    figures: tuple[Figure, ...] = ()  # what the note would say in numbers, each with its rows
 
 
 @dataclass

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -21,6 +21,14 @@ VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,255}")
 Handler = Callable[..., Response]
 
 
+class Seal(Protocol):
+    """A view's `seal` encrypts the answers that are kept to be given again: a secret in them is nobody's to read."""
+
+    def encrypt(self, text: str) -> str: ...
+
+    def decrypt(self, text: str) -> str: ...
+
+
 def idempotent(handler: Handler) -> Handler:
     """Honour the header on this handler of a view. Below @action, above the function."""
 
@@ -30,7 +38,8 @@ def idempotent(handler: Handler) -> Handler:
         if getattr(request, "answered_once", False):
             return handler(view, request, *args, **kwargs)
         request.answered_once = True  # type: ignore[attr-defined]
-        return answer_once(request, lambda: handler(view, request, *args, **kwargs))
+        seal = getattr(view, "seal", None)
+        return answer_once(request, lambda: handler(view, request, *args, **kwargs), seal)
 
     wrapped.idempotent = True  # type: ignore[attr-defined]
     return wrapped
@@ -47,7 +56,7 @@ class IdempotentMixin:
                 setattr(cls, name, idempotent(handler))
 
 
-def answer_once(request: Request, run: Callable[[], Response]) -> Response:
+def answer_once(request: Request, run: Callable[[], Response], seal: Seal | None = None) -> Response:
     key = request.headers.get("Idempotency-Key")
     if key is not None:
         check_key(key)
@@ -59,10 +68,10 @@ def answer_once(request: Request, run: Callable[[], Response]) -> Response:
         with transaction.atomic():
             row_id = claim_key(request.user.pk, scope, key, mark)
             if row_id is not None:
-                return remember(row_id, successful(run()))
+                return remember(row_id, successful(run()), seal)
             first = IdempotencyKey.objects.filter(user=request.user, scope=scope, key=key).first()
         if first is not None:
-            return replay(first, mark)
+            return replay(first, mark, seal)
         # Purged between the two statements: the key is free again.
 
 
@@ -102,17 +111,19 @@ def successful(response: Response) -> Response:
     return response
 
 
-def remember(row_id: int, response: Response) -> Response:
+def remember(row_id: int, response: Response, seal: Seal | None = None) -> Response:
     if 200 <= response.status_code < 300:
-        body = None if response.data is None else json.loads(JSONRenderer().render(response.data))
+        text = None if response.data is None else JSONRenderer().render(response.data).decode()
+        body = text if text is None else json.loads(text) if seal is None else {"sealed": seal.encrypt(text)}
         IdempotencyKey.objects.filter(pk=row_id).update(status=response.status_code, body=body)
     return response
 
 
-def replay(first: IdempotencyKey, mark: str) -> Response:
+def replay(first: IdempotencyKey, mark: str, seal: Seal | None = None) -> Response:
     if first.fingerprint != mark:
         raise Conflict("This key was used with another body.", code="idempotency_conflict", attr="Idempotency-Key")
-    return Response(first.body, status=first.status, headers={"Idempotent-Replay": "true"})
+    body = first.body if seal is None or first.body is None else json.loads(seal.decrypt(first.body["sealed"]))
+    return Response(body, status=first.status, headers={"Idempotent-Replay": "true"})
 
 
 def fingerprint(data: Any) -> str:

@@ -2,25 +2,28 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
+from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
-from django.db.models import Prefetch
+from django.db.models import Prefetch, Sum
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action
 
-from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, confirmed_action, panel
+from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, columns, confirmed_action, few, panel
 from config.errors import Conflict
 from devices import services
 from devices.admin.bars import bar, progress
-from devices.models import PC, Attempt, Event, Task, TaskDevice
+from devices.models import PC, Attempt, Event, PCSummary, Task, TaskDevice
 
 COLOURS = {"pending": "", "running": "info", "success": "success", "failed": "danger", "cancelled": "warning"}
 EVENT_TONES = {
@@ -30,6 +33,7 @@ EVENT_TONES = {
 ICONS = {"success": "check_circle", "cancelled": "cancel", None: "play_circle"}
 OUTCOMES: dict[Any, Any] = {"success": _("success"), None: _("running"), **dict(TaskDevice.FailureKind.choices)}
 ROWS_SHOWN, ACTIVE_SHOWN, WAITING_SHOWN, WAITING_COUNTED = 200, 8, 50, 100
+SPANS, SPAN, SLOTS_KEPT = 48, timedelta(minutes=30), 60
 
 
 def _cancel(ids: list[UUID], actor: Any, reason: str) -> Counter[str]:
@@ -149,6 +153,7 @@ def queue_context() -> dict[str, Any]:
         "ended": Task.objects.exclude(completed_at=None).order_by("-completed_at")[:5],
         "pcs": [(pc, bar(pc.summary.running_count, pc.summary.target)) for pc in pcs],
         "refreshed_at": timezone.now(),
+        "slots_chart": slots_chart(timezone.now()),
     }
 
 
@@ -195,7 +200,7 @@ def _told(event: Event, attempts: dict[int, Attempt]) -> str:
     return attempt.error or "" if event.event in ended else ""
 
 
-@panel(_("Device queue"), order=50, icon="queue", permission="devices.view_task")
+@panel(_("Device queue"), order=55, icon="queue", permission="devices.view_task")
 def queue_panel(request: HttpRequest) -> Panel:
     link = reverse("admin:devices_task_queue")
     active = Task.objects.filter(status=Task.Status.RUNNING).first()
@@ -216,6 +221,28 @@ def queue_panel(request: HttpRequest) -> Panel:
                 tone="info",
             )
         )
-    return Panel(
-        figures=[Figure(_now("waiting"), shown, link)], rows=rows, link=link, empty=_now("No task is running.")
-    )
+    figures = [Figure(_now("waiting"), shown, f"{reverse('admin:devices_task_changelist')}?status__exact=pending")]
+    return Panel(figures=[*figures, *_fleet_figures()], rows=rows, link=link, empty=_now("No task is running."))
+
+
+def _fleet_figures() -> list[Figure]:
+    link, now = reverse("admin:devices_pc_changelist"), timezone.now()
+    online = PC.objects.filter(status=PC.Status.ONLINE)
+    slots = PCSummary.objects.filter(pc__in=online).aggregate(used=Sum("running_count"), target=Sum("target"))
+    used = f"{slots['used'] or 0:,} / {slots['target'] or 0:,}"
+    figures = [
+        Figure(_now("PCs online"), few(online), f"{link}?status__exact=online", "success"),
+        Figure(_now("slots"), used, f"{link}?status__exact=online", "info"),
+    ]
+    if (stale := few(PC.objects.stale(now))) != "0":
+        figures.append(Figure(_now("stale"), stale, f"{link}?silence=stale", "warning"))
+    return figures
+
+
+def slots_chart(now: datetime) -> SafeString:
+    """Slots in use over the last day, in half hours: the seconds run in each, over its length."""
+    found = cache.get_or_set("devices.slots", lambda: Attempt.objects.busy_slots(now, SPANS, SPAN), SLOTS_KEPT) or []
+    bars = [
+        (f"{timezone.localtime(at):%H:%M}", busy, f"{timezone.localtime(at):%H:%M} · {busy:.1f}") for at, busy in found
+    ]
+    return columns(bars, max([busy for _at, busy in found] + [1]), _now("Slots used over the last day"), every=6)

@@ -14,6 +14,7 @@ from uuid_utils.compat import uuid7
 
 from config.statemachine import Swept, WaitsFor, state_triggers
 from config.triggers import append_only
+from devices.triggers import device_times
 
 if TYPE_CHECKING:
     from devices.models.work import Task
@@ -70,6 +71,7 @@ class PC(models.Model):
         verbose_name_plural = _("PCs")
         triggers = state_triggers()
         constraints = [
+            models.CheckConstraint(condition=Q(pc_number__regex=r"^PC-[0-9]{2,6}$"), name="pcs_pc_number"),
             models.CheckConstraint(condition=Q(max_slots__range=(1, MAX_SLOTS)), name="pcs_max_slots"),
             models.CheckConstraint(
                 condition=~Q(status="online") | Q(last_heartbeat_at__isnull=False), name="pcs_online_was_heard"
@@ -187,7 +189,7 @@ class Device(models.Model):
         db_table = "devices"
         verbose_name = _("device")
         verbose_name_plural = _("devices")
-        triggers = state_triggers()
+        triggers = [*state_triggers(), *device_times()]
         permissions = [("act_as_agent", "Can report, claim and finish for its own PC")]
         constraints = [
             models.CheckConstraint(

@@ -276,6 +276,13 @@ class TaskDevice(models.Model):
                 name="task_devices_completed_at",
             ),
             models.CheckConstraint(condition=Q(final=False) | Q(status="failed"), name="task_devices_final"),
+            models.CheckConstraint(
+                condition=Q(failure_kind__isnull=True)
+                | Q(
+                    failure_kind__in=["error", "timeout", "lease_expired", "device_offline", "pc_offline", "cancelled"]
+                ),
+                name="task_devices_failure_kind",
+            ),
         ]
         indexes = [
             models.Index(fields=["claimed_by"], condition=Q(status="running"), name="task_devices_running"),
@@ -302,6 +309,36 @@ class TaskDevice(models.Model):
     def cancel(self) -> None: ...
 
 
+class AttemptQuerySet(models.QuerySet["Attempt"]):
+    NEWEST = 50_000
+
+    def busy_slots(self, now: datetime, parts: int, length: timedelta) -> list[tuple[datetime, float]]:
+        """How many runs went on at a time, on average, in each of the last `parts` spans of `length`.
+
+        Raw: the ORM cannot join a series of times. Runs start in the order of their ids, so only the newest 50,000 are
+        read, whatever the table holds.
+        """
+        first = now - parts * length
+        with connection.cursor() as cursor:
+            values: Any = {"now": now, "first": first, "length": length, "newest": self.NEWEST}
+            cursor.execute(
+                """
+                WITH newest AS MATERIALIZED (
+                    SELECT started_at, COALESCE(ended_at, %(now)s) AS ended_at FROM task_device_attempts
+                     WHERE id > (SELECT max(id) FROM task_device_attempts) - %(newest)s
+                       AND COALESCE(ended_at, %(now)s) > %(first)s)
+                SELECT span, COALESCE(sum(EXTRACT(epoch FROM LEAST(ended_at, span + %(length)s)
+                                                              - GREATEST(started_at, span)))
+                                      FILTER (WHERE started_at IS NOT NULL), 0)
+                  FROM generate_series(%(first)s, %(now)s - %(length)s, %(length)s) AS span
+                  LEFT JOIN newest ON started_at < span + %(length)s AND ended_at > span
+                 GROUP BY span ORDER BY span
+                """,
+                values,
+            )
+            return [(at, float(seconds) / length.total_seconds()) for at, seconds in cursor.fetchall()]
+
+
 class Attempt(models.Model):
     """One run of a row, written by the trigger of task_devices. History: state is read from the row."""
 
@@ -314,6 +351,8 @@ class Attempt(models.Model):
     ended_at = models.DateTimeField(_("ended"), null=True)
     outcome = models.CharField(_("outcome"), max_length=20, null=True)
     error = models.TextField(_("error"), null=True)
+
+    objects = AttemptQuerySet.as_manager()
 
     class Meta:
         db_table = "task_device_attempts"

@@ -1,5 +1,5 @@
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -61,16 +61,39 @@ STATES: dict[str, tuple[Any, Q]] = {
     "cancelled": (_("cancelled"), Q(status="failed", error_reason="cancelled")),
 }
 
+STAGES: dict[str, tuple[Any, Q]] = {
+    "sent": (_("accepted by provider"), Q(sent_at__isnull=False)),
+    "received": (_("delivered"), Q(received_at__isnull=False)),
+    "converted": (_("converted"), Q(converted_at__isnull=False)),
+    "failed": (_("failed, never accepted"), STATES["failed"][1] & Q(sent_at__isnull=True)),
+}
+
 
 class StateFilter(DropdownFilter):
     title = _("state")
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(name, word) for name, (word, _test) in STATES.items()]
+        return [("due", _("due now")), *((name, word) for name, (word, _test) in STATES.items())]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() == "due":
+            return queryset.filter(pk__in=Message.objects.due(timezone.now()).values("pk"))
         found = STATES.get(self.value() or "")
+        return queryset.filter(found[1]) if found else queryset
+
+
+class StageFilter(DropdownFilter):
+    """How far it came, whatever came after: what the figures of the day count."""
+
+    title = _("came as far as")
+    parameter_name = "stage"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(name, word) for name, (word, _test) in STAGES.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        found = STAGES.get(self.value() or "")
         return queryset.filter(found[1]) if found else queryset
 
 
@@ -79,13 +102,25 @@ class AgeFilter(DropdownFilter):
     parameter_name = "within"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("1", _("an hour")), ("24", _("a day")), ("168", _("a week")), ("720", _("30 days"))]
+        return [
+            ("today", _("today (UTC)")),
+            ("1", _("an hour")),
+            ("24", _("a day")),
+            ("168", _("a week")),
+            ("720", _("30 days")),
+        ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value() or ""
         if value not in dict(self.lookup_choices):
             return queryset
-        return queryset.filter(created_at__gte=timezone.now() - timedelta(hours=int(value)))
+        since = midnight() if value == "today" else timezone.now() - timedelta(hours=int(value))
+        return queryset.filter(created_at__gte=since)
+
+
+def midnight() -> datetime:
+    """Days are UTC days, here as in the analytics."""
+    return timezone.now().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def describe(rows: QuerySet[Message]) -> Iterator[str]:
@@ -128,11 +163,12 @@ class MessageAdmin(ReadOnlyAdmin):
         "unknown": "warning",
         "cancelled": "",
     }
-    list_display = ("at", "state", "channel_type", "kind", "recipient", "subject", "campaign", "application")
+    list_display = ("at", "state", "channel_type", "kind", "recipient", "subject", "shown_campaign", "application")
     list_display_links = ("at",)
     list_select_related = ("application", "subscription")
     list_filter = (
         StateFilter,
+        StageFilter,
         AgeFilter,
         ("channel_type", ChoicesDropdownFilter),
         ("kind", ChoicesDropdownFilter),
@@ -236,17 +272,20 @@ class MessageAdmin(ReadOnlyAdmin):
         return pill(STATES[name][0], self.state_colours[name], why(message))
 
     @admin.display(description=_("recipient"))
-    def recipient(self, message: Message) -> str:
-        return message.subscription.token_hint
+    def recipient(self, message: Message) -> SafeString:
+        return cut(message.subscription.token_hint, "sb-narrowest")
 
     @admin.display(description=_("recipient"))
     def recipient_link(self, message: Message) -> Any:
         return linked(Subscription, message.subscription_id, message.subscription)
 
     @admin.display(description=_("subject"))
-    def subject(self, message: Message) -> str:
-        text = message.title or message.body
-        return text if len(text) <= 60 else f"{text[:59]}…"
+    def subject(self, message: Message) -> SafeString:
+        return cut((message.title or message.body)[:200])
+
+    @admin.display(description=_("campaign"))
+    def shown_campaign(self, message: Message) -> SafeString | str:
+        return cut(message.campaign, "sb-narrowest") if message.campaign else "–"
 
     @admin.display(description=_("data"))
     def shown_data(self, message: Message) -> SafeString:
@@ -278,6 +317,11 @@ class MessageAdmin(ReadOnlyAdmin):
         yield from map(hit_entry, MessageHit.objects.filter(message=obj).select_related("link").order_by("-id")[:SHOWN])
         yield from map(provider_entry, WebhookInbox.objects.filter(message=obj).order_by("-id")[:SHOWN])
         yield from map(webhook_entry, WebhookDelivery.objects.filter(message_id=obj.pk).order_by("-id")[:SHOWN])
+
+
+def cut(text: str, width: str = "") -> SafeString:
+    """One line of a list, the whole when one rests on it."""
+    return format_html('<span class="sb-cut {}" title="{}">{}</span>', width, text, text)
 
 
 def addressed(text: str, applications: list[Any]) -> list[Any]:

@@ -1,6 +1,9 @@
 """Messaging on the dashboard: what today brought, what waits, what needs somebody."""
 
-from datetime import UTC, timedelta
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.http import HttpRequest
 from django.urls import reverse
@@ -8,9 +11,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from config.console import Figure, Panel, Row, few, panel
-from config.console.panels import age
+from config.console import Figure, Panel, Row, few, panel, sparkline
+from config.console.panels import MOST, age
+from config.models import SweepRun
 from messaging.admin.base import list_url
+from messaging.admin.messages import STATES, midnight
 from messaging.models import (
     Application,
     Channel,
@@ -21,46 +26,76 @@ from messaging.models import (
     WebhookInbox,
 )
 from messaging.models.messages import CLOCK_START
-from messaging.services.analytics import message_figures
+from messaging.services.analytics import accepted_by_day, message_figures
+
+DAYS = 13  # before today, in the small courses
+PACE_RUNS = 50
 
 
 @panel(gettext_lazy("Messages today"), order=40, icon="mail", permission="messaging.view_message")
 def today_panel(request: HttpRequest) -> Panel:
-    midnight = timezone.now().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    start = midnight()
     applications = list(Application.objects.values_list("pk", flat=True))
-    found = message_figures(applications, midnight, midnight + timedelta(days=1), "channel")
-    totals, channels = found["totals"], dict(Channel.choices)
+    found = message_figures(applications, start, start + timedelta(days=1), "channel")
+    held = Message.objects.filter(STATES["unknown"][1], created_at__gte=start).order_by()
+    unknown = Counter(held.values_list("channel_type", flat=True)[:MOST])
+    past, channels = accepted_by_day(start - timedelta(days=DAYS), start), dict(Channel.choices)
     rows = [
         Row(
-            # Days are UTC days, here as in the analytics.
             title=channels.get(row["key"], row["key"]),
-            note=_("accepted %(sent)s · delivered %(received)s · converted %(converted)s · failed %(failed)s")
-            % {name: f"{row[name]:,}" for name in ("sent", "received", "converted", "failed")},
-            link=f"{list_url(Message)}?channel_type__exact={row['key']}",
-            aside=f"{row['created']:,}",
+            figures=tuple(_figures(row, unknown[row["key"]], f"&channel_type__exact={row['key']}")),
+            link=f"{list_url(Message)}?within=today&channel_type__exact={row['key']}",
+            aside=sparkline(
+                [*past.get(row["key"], [0] * DAYS), row["sent"]],
+                "info",
+                _("accepted each day, %(days)s days") % {"days": DAYS + 1},
+            ),
         )
         for row in found["results"]
     ]
-    figures = [
-        Figure(_("accepted"), f"{totals['sent']:,}", tone="info"),
-        Figure(_("delivered"), f"{totals['received']:,}", tone="success"),
-        Figure(_("failed"), f"{totals['failed']:,}", tone="danger" if totals["failed"] else ""),
-    ]
     link = reverse("admin:messaging_messagerollup_changelist")
+    figures = [figure for figure in _figures(found["totals"], unknown.total()) if figure.value != "0"]
     return Panel(figures=figures, rows=rows, link=link, empty="" if rows else _("No message yet today."))
 
 
-@panel(gettext_lazy("Message queue"), order=41, icon="pending_actions", permission="messaging.view_message")
+def _figures(counts: dict[str, Any], unknown: int, more: str = "") -> list[Figure]:
+    today = f"{list_url(Message)}?within=today{more}"
+    shown = [
+        Figure(_("accepted"), f"{counts['sent']:,}", f"{today}&stage=sent", "info"),
+        Figure(_("delivered"), f"{counts['received']:,}", f"{today}&stage=received", "success"),
+        Figure(_("unknown"), f"{unknown:,}", f"{today}&state=unknown", "warning"),
+        Figure(_("failed"), f"{counts['failed']:,}", f"{today}&stage=failed", "danger"),
+    ]
+    return [figure if figure.value != "0" else replace(figure, tone="") for figure in shown]
+
+
+def backlog_seconds(count: int, now: datetime) -> int | None:
+    """How long `count` messages take at the pace of the last hour's dispatching; None if nothing was dispatched."""
+    runs = SweepRun.objects.filter(
+        name="messaging.dispatch_due_messages", started_at__gt=now - timedelta(hours=1), ended_at__isnull=False
+    )
+    done, busy = 0, 0.0
+    newest: Any = runs.order_by("-started_at").values_list("counts", "started_at", "ended_at")[:PACE_RUNS]
+    for counts, started_at, ended_at in newest:
+        if handled := sum(counts.values()):
+            done, busy = done + handled, busy + (ended_at - started_at).total_seconds()
+    return round(count * busy / done) if done else None
+
+
+@panel(gettext_lazy("Message queue"), order=30, icon="pending_actions", permission="messaging.view_message")
 def queue_panel(request: HttpRequest) -> Panel:
     now, url = timezone.now(), list_url(Message)
     due = Message.objects.due(now)
+    shown = few(due)
     held = Message.objects.filter(status="pending", hold_reason__isnull=False)
     errored = Message.objects.filter(status="errored")
     waits = _("nothing waits")
-    if first := due.order_by(CLOCK_START).values_list("created_at", flat=True)[:1].first():
+    if shown != "0" and (first := due.order_by(CLOCK_START).values_list("created_at", flat=True)[:1].first()):
         waits = _("the oldest is %(age)s old") % {"age": age(first, now)}
+        if (left := backlog_seconds(int(shown.strip("+").replace(",", "")), now)) is not None:
+            waits += " · " + _("done in about %(time)s") % {"time": age(now, now + timedelta(seconds=left))}
     rows = [
-        Row(_("due now"), waits, f"{url}?state=pending", few(due), "info"),
+        Row(_("due now"), waits, f"{url}?state=due", shown, "info"),
         Row(_("waiting for a retry"), link=f"{url}?state=errored", badge=few(errored), tone="warning"),
         Row(
             _("outcome unknown"),

@@ -17,7 +17,7 @@ from config.errors import Forbidden, Invalid
 from config.rest import IdempotentMixin, StrictModelSerializer, StrictSerializer, TenantQuerysetMixin, UUIDLookup
 from messaging.api.messages import validated
 from messaging.api.tenancy import chosen_application
-from messaging.models import WebhookEndpoint
+from messaging.models import WebhookEndpoint, addresses
 from messaging.providers.webhooks import PROVIDERS, BadPayload, BadSignature, parse, verify
 from messaging.services import incoming, webhooks
 
@@ -99,6 +99,7 @@ class WebhookEndpointViewSet(
     queryset = WebhookEndpoint.objects.select_related("application")
     serializer_class = EndpointSerializer
     ordering_fields = ["created_at"]
+    seal = addresses  # the answer to a POST has the secret in it
 
     @extend_schema(request=EndpointCreateSerializer, responses={201: EndpointCreatedSerializer})
     def create(self, request: Request) -> Response:

@@ -1,6 +1,9 @@
 from django.contrib.auth.models import User
+from django.contrib.postgres.functions import RandomUUID
 from django.core.validators import MinValueValidator, validate_slug
 from django.db import models
+from django.db.models import Value
+from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from uuid_utils.compat import uuid7
 
@@ -10,15 +13,15 @@ from messaging.triggers import FORGET_USAGE
 class Application(models.Model):
     """The tenant: what a client sees is the rows of the applications it is a member of."""
 
-    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    id = models.UUIDField(primary_key=True, default=uuid7, db_default=RandomUUID(), editable=False)
     slug = models.CharField(_("slug"), max_length=64, unique=True, validators=[validate_slug])
-    name = models.CharField(_("name"), max_length=100, blank=True)
-    settings = models.JSONField(_("settings"), default=dict, blank=True)
+    name = models.CharField(_("name"), max_length=100, blank=True, default="", db_default="")
+    settings = models.JSONField(_("settings"), default=dict, db_default=Value({}, models.JSONField()), blank=True)
     daily_quota = models.IntegerField(_("daily quota"), null=True, blank=True, validators=[MinValueValidator(0)])
     monthly_quota = models.IntegerField(_("monthly quota"), null=True, blank=True, validators=[MinValueValidator(0)])
-    active = models.BooleanField(_("active"), default=True)
+    active = models.BooleanField(_("active"), default=True, db_default=True)
     members = models.ManyToManyField(User, related_name="applications", verbose_name=_("members"), blank=True)
-    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True, db_default=Now())
 
     class Meta:
         db_table = "applications"

@@ -2,20 +2,21 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import F, Q, Value
+from django.db.models import F, Min, Q, Value
 from django.db.models.functions import Coalesce, Greatest, Now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
-from django_fsm import FSMField, transition
+from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Swept, state_triggers
-from config.triggers import append_only
+from config.statemachine import Refreshable, StateField, Swept, state_triggers
+from config.triggers import append_only, undeletable
 from messaging.models.applications import Application
 from messaging.models.subscriptions import Channel, Subscription
 from messaging.models.templates import MessageTemplate
-from messaging.triggers import COUNT_RECEIPTS, MESSAGE_CREATED, MESSAGE_MOVED, VERSION_HISTORY
+from messaging.triggers import CHANNEL_OF_SUBSCRIPTION, COUNT_RECEIPTS, MESSAGE_CREATED, MESSAGE_MOVED, VERSION_HISTORY
 from messaging.triggers.rollups import ROLLUP_TRIGGERS
 from messaging.triggers.webhooks import WEBHOOK_OUTBOX
 
@@ -42,6 +43,23 @@ class FailureType(models.TextChoices):
 
 class HoldReason(models.TextChoices):
     OUTCOME_UNKNOWN = "outcome_unknown", _("outcome unknown")
+
+
+def longest_pending(rows: "MessageQuerySet") -> datetime | None:
+    """By the clock that ends them. What is scheduled for later does not wait yet."""
+    return rows.annotate(clock_start=CLOCK_START).order_by("clock_start").values_list("clock_start", flat=True).first()
+
+
+def longest_accepted(rows: "MessageQuerySet") -> datetime | None:
+    """Of the channels that give a receipt; one look per channel, because the index begins with it."""
+    waiting = [channel for channel, patience in settings.RECEIPT_TIMEOUT.items() if patience is not None]
+    first = [rows.filter(channel_type=channel).aggregate(at=Min("sent_at"))["at"] for channel in waiting]
+    return min((at for at in first if at is not None), default=None)
+
+
+def longest_delivered(rows: "MessageQuerySet") -> datetime | None:
+    """What is expired waits for nothing."""
+    return rows.filter(expired_at__isnull=True).aggregate(at=Min("received_at"))["at"]
 
 
 class MessageQuerySet(models.QuerySet["Message"]):
@@ -102,7 +120,7 @@ class MessageQuerySet(models.QuerySet["Message"]):
         return self.filter(status__in=["pending", "errored"], lease_id__isnull=True)
 
 
-class Message(models.Model):
+class Message(Refreshable):
     class Status(models.TextChoices):
         PENDING = "pending", _("pending")
         SUCCESSFUL = "successful", _("accepted by provider")
@@ -111,12 +129,13 @@ class Message(models.Model):
         FAILED = "failed", _("failed")
         ERRORED = "errored", _("errored")
 
-    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    # Made here, in the order of time; SQL written by hand may leave it out.
+    id = models.UUIDField(primary_key=True, default=uuid7, db_default=RandomUUID(), editable=False)
     application = models.ForeignKey(
-        Application, models.CASCADE, db_index=False, related_name="messages", verbose_name=_("application")
+        Application, models.PROTECT, db_index=False, related_name="messages", verbose_name=_("application")
     )
     subscription = models.ForeignKey(
-        Subscription, models.CASCADE, db_index=False, related_name="messages", verbose_name=_("subscription")
+        Subscription, models.PROTECT, db_index=False, related_name="messages", verbose_name=_("subscription")
     )
     # Of the subscription, kept here so that a claim for one provider reads one index.
     subscription_type = models.CharField(_("subscription type"), max_length=12, choices=Subscription.Type.choices)
@@ -143,7 +162,9 @@ class Message(models.Model):
     priority = models.SmallIntegerField(_("priority"), default=5, db_default=5)
     scheduled_at = models.DateTimeField(_("scheduled"), null=True, blank=True)
 
-    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True)
+    status = StateField(
+        _("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True
+    )
     created_at = models.DateTimeField(_("created"), db_default=Now())
     sent_at = models.DateTimeField(_("accepted"), null=True, blank=True)
     received_at = models.DateTimeField(_("delivered"), null=True, blank=True)
@@ -198,10 +219,14 @@ class Message(models.Model):
 
     objects = MessageQuerySet.as_manager()
     liveness = {
-        Status.PENDING: Swept("messaging.expire_messages", _("24 h without being accepted")),
+        Status.PENDING: Swept("messaging.expire_messages", _("24 h without being accepted"), oldest=longest_pending),
         Status.ERRORED: Swept("messaging.retry_errored_messages", _("its next attempt"), since="next_attempt_at"),
-        Status.SUCCESSFUL: Swept("messaging.expire_messages", _("72 h without a receipt"), since="sent_at"),
-        Status.RECEIVED: Swept("messaging.expire_messages", _("30 d without a conversion"), since="received_at"),
+        Status.SUCCESSFUL: Swept(
+            "messaging.expire_messages", _("72 h without a receipt"), since="sent_at", oldest=longest_accepted
+        ),
+        Status.RECEIVED: Swept(
+            "messaging.expire_messages", _("30 d without a conversion"), since="received_at", oldest=longest_delivered
+        ),
     }
 
     class Meta:
@@ -210,6 +235,8 @@ class Message(models.Model):
         verbose_name_plural = _("messages")
         triggers = [
             *state_triggers(),
+            *undeletable("messages"),
+            CHANNEL_OF_SUBSCRIPTION,
             VERSION_HISTORY,
             MESSAGE_CREATED,
             MESSAGE_MOVED,
@@ -252,6 +279,7 @@ class Message(models.Model):
                 condition=~Q(status="errored")
                 | Q(
                     error_details__has_key="errored_at",
+                    error_details__errored_at__gt="",
                     next_attempt_at__isnull=False,
                     failure_type__isnull=False,
                     failure_type__gt="",
@@ -262,6 +290,12 @@ class Message(models.Model):
                 condition=Q(expired_at__isnull=True) | Q(converted_at__isnull=True),
             ),
             models.CheckConstraint(name="messages_priority", condition=Q(priority__range=(0, 9))),
+            models.CheckConstraint(name="messages_kind", condition=Q(kind__in=Kind.values)),
+            models.CheckConstraint(name="messages_channel_type", condition=Q(channel_type__in=Channel.values)),
+            models.CheckConstraint(
+                name="messages_failure_type",
+                condition=Q(failure_type__isnull=True) | Q(failure_type__in=FailureType.values),
+            ),
             models.UniqueConstraint(
                 fields=["application", "idempotency_key"],
                 condition=Q(idempotency_key__isnull=False),
@@ -323,6 +357,12 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_channel_type_display()} {self.pk}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As the trigger does for rows written by hand: the channel is the subscription's."""
+        if not (self.subscription_type and self.channel_type):
+            self.subscription_type, self.channel_type = self.subscription.type, self.subscription.channel_type
+        super().save(*args, **kwargs)
 
     @property
     def retry_counts(self) -> dict[str, int]:
@@ -425,6 +465,11 @@ class MessageAttempt(models.Model):
                 name="message_attempts_ended_with_outcome",
                 condition=Q(ended_at__isnull=True, outcome__isnull=True)
                 | Q(ended_at__isnull=False, outcome__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="message_attempts_outcome",
+                condition=Q(outcome__isnull=True)
+                | Q(outcome__in=["accepted", "rejected", "transient", "rate_limited", "config", "unknown"]),
             ),
         ]
         indexes = [

@@ -1,5 +1,6 @@
+from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import Q
+from django.db.models import Q, Value
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from uuid_utils.compat import uuid7
@@ -23,23 +24,23 @@ class MessageTemplate(models.Model):
         APPROVED = "approved", _("approved")
         REJECTED = "rejected", _("rejected")
 
-    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    id = models.UUIDField(primary_key=True, default=uuid7, db_default=RandomUUID(), editable=False)
     application = models.ForeignKey(
         Application, models.CASCADE, related_name="templates", verbose_name=_("application")
     )
     name = models.CharField(_("name"), max_length=100)
     channel = models.CharField(_("channel"), max_length=10, choices=Channel.choices)
-    title_template = models.TextField(_("title"), blank=True, default="")
-    body_template = models.TextField(_("body"), blank=True, default="")
-    data_template = models.JSONField(_("data"), default=dict, blank=True)
-    provider_code = models.CharField(_("provider's code"), max_length=20, blank=True, default="")
+    title_template = models.TextField(_("title"), blank=True, default="", db_default="")
+    body_template = models.TextField(_("body"), blank=True, default="", db_default="")
+    data_template = models.JSONField(_("data"), default=dict, db_default=Value({}, models.JSONField()), blank=True)
+    provider_code = models.CharField(_("provider's code"), max_length=20, blank=True, default="", db_default="")
     approval = models.CharField(
         _("approval"), max_length=10, choices=Approval.choices, default=Approval.REQUESTED, db_default="requested"
     )
     active = models.BooleanField(_("active"), default=True, db_default=True)
     version = models.IntegerField(_("version"), default=1, db_default=1, editable=False)
     created_at = models.DateTimeField(_("created"), db_default=Now())
-    updated_at = models.DateTimeField(_("updated"), auto_now=True)
+    updated_at = models.DateTimeField(_("updated"), auto_now=True, db_default=Now())
     # Messages name their template for good, so its row stays when it is deleted.
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True, editable=False)
 

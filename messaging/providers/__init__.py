@@ -9,7 +9,7 @@ from django.utils.module_loading import import_string
 from messaging.providers.answers import Answer, Outgoing, Provider, masked
 from messaging.providers.local import Console, Null
 
-__all__ = ["Answer", "Outgoing", "Provider", "masked", "provider_for", "reset_providers"]
+__all__ = ["Answer", "Outgoing", "Provider", "breaker_of", "masked", "provider_for", "reset_providers"]
 
 # Built on first use and kept: a provider owns connections and tokens, which do not survive a fork.
 _built: dict[tuple[str, str], Provider] = {}
@@ -27,6 +27,11 @@ def provider_for(subscription_type: str) -> Provider | None:
     if key not in _built:
         _built[key] = _build(name, subscription_type)
     return _built[key]
+
+
+def breaker_of(provider: Provider) -> str:
+    """By its name, but for a second service under the same name: what is dead stops only itself."""
+    return str(getattr(provider, "breaker", provider.name))
 
 
 def reset_providers() -> None:

@@ -135,6 +135,8 @@ class NHNKakao(NHN):
 
 
 class NHNSms(NHN):
+    breaker = "nhn_sms"
+
     def __init__(self) -> None:
         super().__init__()
         self.base_url = settings.NHN_SMS_BASE_URL

@@ -94,6 +94,7 @@ class Batch:
     """What one claim took: the messages to send with their lease, and what became of the others."""
 
     provider: str
+    breaker: str
     lease_id: UUID
     due: dict[UUID, Due] = field(default_factory=dict)
     outgoing: list[Outgoing] = field(default_factory=list)
@@ -109,9 +110,9 @@ class Batch:
 
 
 @transaction.atomic
-def claim_batch(subscription_type: str, provider: str, limit: int, *, now: datetime) -> Batch:
-    batch = Batch(provider, uuid4())
-    probe = circuits.take_probe(provider, now=now)
+def claim_batch(subscription_type: str, provider: str, limit: int, *, now: datetime, breaker: str = "") -> Batch:
+    batch = Batch(provider, breaker or provider, uuid4())
+    probe = circuits.take_probe(batch.breaker, now=now)
     if probe is False:
         return batch
     batch.probe = bool(probe)
@@ -120,7 +121,7 @@ def claim_batch(subscription_type: str, provider: str, limit: int, *, now: datet
     if sendable:
         _lease(sendable, batch, now)
     elif probe:
-        circuits.return_probe(provider, now=now)
+        circuits.return_probe(batch.breaker, now=now)
     return batch
 
 

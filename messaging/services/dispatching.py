@@ -10,7 +10,7 @@ from datetime import datetime
 from uuid import UUID
 
 from messaging.models import CHANNEL_OF
-from messaging.providers import Answer, Provider, provider_for
+from messaging.providers import Answer, Provider, breaker_of, provider_for
 from messaging.services import circuits
 from messaging.services.claiming import Batch, claim_batch
 from messaging.services.recording import record_batch
@@ -40,7 +40,8 @@ class Lane:
 
     def claim(self, now: datetime) -> Batch:
         self.started = time.monotonic()
-        batch = claim_batch(self.subscription_type, self.provider.name, self.size, now=now)
+        breaker = breaker_of(self.provider)
+        batch = claim_batch(self.subscription_type, self.provider.name, self.size, now=now, breaker=breaker)
         # Nothing due: not looked at again with every batch of a busy neighbour.
         self.rests_until = self.started + LOOK_AGAIN if batch.empty else 0.0
         return batch

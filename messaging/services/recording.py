@@ -150,7 +150,7 @@ def _sum(*parts: dict[str, int]) -> dict[str, int]:
 
 def _record(batch: Batch, answers: Sequence[tuple[UUID, Answer]], now: datetime) -> dict[str, int]:
     said = [(pk, answer) for pk, answer in answers if pk not in batch.unreadable] if batch.unreadable else answers
-    probe_at = circuits.note_answers(batch.provider, said, probe=batch.probe, now=now)
+    probe_at = circuits.note_answers(batch.breaker, said, probe=batch.probe, now=now)
     accepted = [(pk, answer) for pk, answer in answers if answer.outcome == "accepted"]
     others = [(pk, answer) for pk, answer in answers if answer.outcome != "accepted"]
     counts = {"successful": len(accepted)} if accepted else {}

@@ -46,6 +46,19 @@ VERSION_HISTORY = pgtrigger.Trigger(
     """,
 )
 
+# The channel is the subscription's; a row written by hand need not repeat it.
+CHANNEL_OF_SUBSCRIPTION = pgtrigger.Trigger(
+    name="channel_of_subscription",
+    when=pgtrigger.Before,
+    operation=pgtrigger.Insert,
+    condition=pgtrigger.Condition("COALESCE(NEW.subscription_type, '') = '' OR COALESCE(NEW.channel_type, '') = ''"),
+    func="""
+        SELECT s.type, COALESCE(NULLIF(NEW.channel_type, ''), s.channel_type)
+          INTO NEW.subscription_type, NEW.channel_type FROM subscriptions s WHERE s.id = NEW.subscription_id;
+        RETURN NEW;
+    """,
+)
+
 MESSAGE_CREATED = pgtrigger.Trigger(
     name="event_created",
     level=pgtrigger.Statement,

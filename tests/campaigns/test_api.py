@@ -164,6 +164,19 @@ class TestSequences:
         for query in ("status=nope", "display_state=nope", "nope=1", "sender_id=x", "status=a%00b"):
             assert manager.get(f"{API}/sequences/?{query}").status_code == 400, query
 
+    def test_lists_are_narrowed_to_a_sequence_or_sender(self, manager, made):
+        assert manager.post(url(made, "enroll/"), {"lead_ids": [made["lead"]["id"]]}).status_code == 200
+        enrollment = manager.get(f"{API}/enrollments/").json()["results"][0]
+        manager.post(f"{API}/replies/", {"enrollment_id": enrollment["id"], "text": "hi"})
+        sequence, sender = made["sequence"]["id"], made["sender"]["id"]
+        narrowed = [f"leads/?sequence_id={sequence}", f"senders/?sequence_id={sequence}",
+                    f"replies/?sender_id={sender}", f"sequences/?sender_id={sender}"]  # fmt: skip
+        for path in narrowed:
+            assert len(manager.get(f"{API}/{path}").json()["results"]) == 1, path
+            nobody = path.replace(sequence, sender) if sequence in path else path.replace(sender, sequence)
+            assert manager.get(f"{API}/{nobody}").json()["results"] == []
+            assert manager.get(f"{API}/{path}x").status_code == 400
+
     def test_resuming_skips_what_is_stale(self, manager, made):
         manager.post(url(made, "enroll/"), {"lead_ids": [made["lead"]["id"]]})
         manager.post(url(made, "activate/"))
@@ -255,6 +268,21 @@ class TestEnroll:
         again = manager.post(url(made, "enroll/"), {"lead_ids": [lead]}).json()["results"][0]
         assert again["status"] == "already_enrolled"
         assert Enrollment.objects.count() == 1
+
+    def test_who_lacks_an_address_waits_and_the_next_evaluation_completes(self, manager, made):
+        """Enrolling ends nothing, so it completes nothing; the address then reopens."""
+        body = {"name": "texts", "sender_ids": [], "steps": [step(channel="sms")]}
+        sender = manager.post(f"{API}/senders/", {"channel": "sms", "address": "+821011112222"}).json()
+        made["sequence"] = manager.post(f"{API}/sequences/", {**body, "sender_ids": [sender["id"]]}).json()
+        manager.post(url(made, "activate/"))
+        manager.post(url(made, "enroll/"), {"lead_ids": [made["lead"]["id"]]})
+        row = manager.get(url(made)).json()
+        assert (row["status"], row["counters"]["waiting"], row["has_pending_work"]) == ("active", 1, False)
+        assert manager.post(url(made, "reconcile/")).json()["verdict"] == "completed"
+        assert manager.get(f"{API}/step-executions/").json()["results"][0]["status"] == "awaiting_enrichment"
+        manager.patch(f"{API}/leads/{made['lead']['id']}/", {"phone": "+821033334444"})
+        assert manager.get(f"{API}/step-executions/").json()["results"][0]["status"] == "pending"
+        assert manager.get(url(made)).json()["status"] == "active"
 
     @pytest.mark.parametrize("ids", [[], [UNKNOWN] * 1001, ["x"], "x", None])
     def test_bad_lists_are_400(self, manager, made, ids):

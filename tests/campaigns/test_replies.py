@@ -11,6 +11,7 @@ from campaigns.services.classifying import classify
 from campaigns.services.enrollments import pause_enrollment, resume_enrollment, stop_enrollment
 from campaigns.services.replies import Incoming, record_reply
 from config.errors import Invalid, Missing
+from config.models import Decision
 from messaging.models import Message, Suppression
 from tests.campaigns.factories import DAY, HOUR, MINUTE, NOW, SenderFactory, SequenceFactory, StepFactory, work
 from tests.campaigns.test_reconciling import LIMIT, SECOND, fresh
@@ -47,6 +48,9 @@ def reply(now=NOW, **fields):
         ("I will return on November 24th, 2025", "2025-11-24"),
         ("away from Nov 20 to Nov 28", "2025-12-01"),
         ("away November 20-25", "2025-11-26"),
+        ("away November 20 to 25", "2025-11-26"),
+        ("I am out until the 25th", "2025-11-26"),
+        ("Back on the 25th", "2025-11-25"),
         ("returning on 2025-12-01", "2025-12-01"),
         ("I will be out starting 11/20/2025 through 11/25/2025", "2025-11-26"),
         ("On leave 20 Nov - 24 Nov and will return 26 Nov", "2025-11-26"),
@@ -92,6 +96,9 @@ def test_without_a_date_that_makes_sense_a_week(text):
         ("Re: Hello", {"X-Autoreply": "yes"}, "ooo"),
         ("Undelivered", {"Content-Type": "multipart/report; report-type=delivery-status"}, "bounce"),
         ("Mail delivery failed", {"From": "MAILER-DAEMON@mx.example"}, "bounce"),
+        ("Undelivered Mail Returned to Sender", {}, "bounce"),
+        ("Away until Monday", {}, "ooo"),
+        ("Re: is your mail delivery failing?", {}, "human"),
     ],
 )
 def test_kinds_are_read_from_headers_and_subject(subject, headers, kind):
@@ -101,6 +108,20 @@ def test_kinds_are_read_from_headers_and_subject(subject, headers, kind):
 def test_a_delayed_delivery_report_is_no_bounce():
     headers = {"Content-Type": "multipart/report; report-type=delivery-status", "Auto-Submitted": "auto-replied"}
     assert classify("Delayed", "Action: delayed", headers)[0] == "ooo"
+
+
+def test_a_delivery_report_without_its_headers_is_a_bounce():
+    report = "Reporting-MTA: dns; mx.example\n\nFinal-Recipient: rfc822; kim@example.com\nAction: failed\nStatus: 5.1.1"
+    assert classify("Your message", report, {})[0] == "bounce"
+    assert classify("Your message", f"{report}\nAction: delayed", {})[0] == "human"
+
+
+@pytest.mark.parametrize("words", ["until 25 November ", "1일까지 ", "\n", "Action: ", "11월" + " " * 300])
+def test_the_longest_text_is_read_in_a_moment(words):
+    """The evidence is that this ends: with the whole text read for every date it took half a minute."""
+    text = words * (100_000 // len(words))
+    assert classify("Re: Hello", text, {})[0] == "human"
+    assert read_absence(text, TUESDAY, SEOUL).until > TUESDAY
 
 
 class TestMatching:
@@ -136,6 +157,15 @@ class TestMatching:
         with pytest.raises(Invalid):
             reply(enrollment_id=sent.enrollment_id, received_at=NOW + 5 * MINUTE + SECOND)
         assert reply(enrollment_id=sent.enrollment_id, received_at=NOW + 5 * MINUTE)
+
+    def test_the_same_call_again_without_a_time_is_the_same_reply(self, sent):
+        away = {"enrollment_id": sent.enrollment_id, "text": "away", "kind": "ooo"}
+        first, _created = reply(**away)
+        resume_at = fresh(sent).enrollment.resume_at
+        assert reply(now=NOW + MINUTE, **away) == (first, False)
+        assert fresh(sent).enrollment.resume_at == resume_at
+        assert reply(now=NOW + HOUR, **away)[1]
+        assert reply(now=NOW + HOUR + MINUTE, ooo_until=NOW + 30 * DAY, **away)[1]
 
     def test_the_same_reply_twice_changes_nothing(self, sent):
         first, _new = reply(enrollment_id=sent.enrollment_id, external_id="x1", text="a")
@@ -222,6 +252,14 @@ class TestOutOfOffice:
         Enrollment.objects.update(status="paused", resume_at=NOW, paused_at=NOW - HOUR)
         sweep("resume_paused_enrollments", NOW)
         assert fresh(row).deferred_until == NOW
+
+    def test_the_pause_is_a_decision_about_the_enrollment(self):
+        row = work()
+        found, _created = reply(enrollment_id=row.enrollment_id, text="back on 11 March", kind="ooo")
+        decision = Decision.objects.get(rule="reply.ooo")
+        assert (decision.object_type, decision.object_id) == ("sequence_enrollments", str(row.enrollment_id))
+        assert (decision.before["status"], decision.after["status"]) == ("active", "paused")
+        assert decision.inputs["reply_id"] == str(found.pk)
 
     def test_without_a_date_a_week(self):
         row = work()

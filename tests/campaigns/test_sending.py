@@ -133,6 +133,37 @@ class TestAllowance:
         assert sweep("send_due_steps", NOW + HOUR) == {}
         assert sweep("send_due_steps", midnight)["claimed"] == 2
 
+    def test_each_deferral_is_one_decision_per_sequence(self, sweep):
+        sender, sequences = SenderFactory(daily_limit=2), [SequenceFactory(), SequenceFactory()]
+        for sequence in sequences:
+            many(sequence, 3, due=lambda n: NOW, sender=sender)
+        sweep("send_due_steps", NOW)
+        told = Decision.objects.filter(rule="send.allowance_used_up", object_type="sequences")
+        assert {(row.object_id, row.affected) for row in told} == {(str(row.pk), 2) for row in sequences}
+        for row in told:
+            ids = Execution.objects.of([row.object_id]).filter(status="deferred").values_list("pk", flat=True)
+            assert {row.inputs["first_id"], row.inputs["last_id"]} == {str(pk) for pk in ids}
+            assert row.after == {"status": "deferred"}
+
+    @pytest.mark.parametrize(
+        ("limits", "rule"),
+        [({"window_from": "20:00", "window_to": "21:00"}, "window_closed"), ({"min_gap_seconds": 600}, "behind_gap")],
+    )
+    def test_window_and_gap_leave_their_decisions(self, sweep, limits, rule):
+        many(SequenceFactory(), 2, due=lambda n: NOW, sender=SenderFactory(**limits))
+        deferred = sweep("send_due_steps", NOW)["deferred"]
+        assert Decision.objects.get(rule=f"send.{rule}").affected == deferred
+
+    def test_whoever_could_not_be_written_to_costs_no_allowance(self, sweep):
+        sender, sequence = SenderFactory(daily_limit=1), SequenceFactory()
+        barred, other = [work(sequence, sender=sender, due=NOW - age * MINUTE) for age in (2, 1)]
+        # Written by hand: only messaging finds out, when the lead has its turn.
+        lead = barred.enrollment.lead
+        suppress(lead.application_id, [("email", lead.email, "unsubscribed", {})], now=NOW)
+        assert sweep("send_due_steps", NOW)["claimed"] == 1
+        assert Execution.objects.get(pk=barred.pk).skip_reason == "suppressed"
+        assert Execution.objects.get(pk=other.pk).status == "processing"
+
     def test_the_hourly_limit_defers_to_the_next_hour(self, sweep):
         sender = SenderFactory(daily_limit=100, hourly_limit=2)
         many(SequenceFactory(), 3, due=lambda n: NOW, sender=sender)

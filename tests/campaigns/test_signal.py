@@ -204,7 +204,7 @@ def test_the_time_of_the_last_change_is_written_only_when_the_value_changes():
     assert Sequence.objects.get().pending_work_changed_at > at
 
 
-def test_ten_thousand_sequences_in_one_statement_cost_no_statement_each(django_assert_num_queries):
+def test_many_sequences_in_one_statement_cost_no_statement_each(django_assert_num_queries):
     application = Application.objects.create(slug="shop")
     sequences = Sequence.objects.bulk_create(
         Sequence(application=application, name=str(n), status="active", activated_at=NOW) for n in range(300)

@@ -116,3 +116,71 @@ def test_no_path_forgets_the_device_or_the_history_of_a_final_failure(farm):
     attempt = Attempt.objects.get()
     assert (attempt.ended_at, attempt.outcome, attempt.error) == (at, "error", "by hand")
     assert Task.objects.get(pk=task.pk).devices_failed == 1
+
+
+def run(sql, *params):
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+
+
+def test_a_failure_by_hand_is_final_even_where_nobody_said_so(farm):
+    pc, task = farm.pc(), farm.task()
+    [grant] = farm.claim(pc)
+    run("UPDATE task_devices SET status = 'failed', completed_at = now(), lease_expires_at = NULL")
+    row, device = farm.row(grant), Device.objects.get()
+    assert (row.final, row.failure_kind, Attempt.objects.get().outcome) == (True, "error", "error")
+    assert (device.status, device.error_reason, device.total_errors) == ("error", "error", 1)
+    assert farm.events(grant)[-2:] == ["FAILED", "FAILED_FINAL"]
+    assert Task.objects.get(pk=task.pk).devices_failed == 1
+
+
+def test_a_run_ended_by_hand_has_an_outcome(farm):
+    pc = farm.pc(devices=2)
+    farm.task(2)
+    again, cancelled = farm.claim(pc, 2)
+    run(
+        "UPDATE task_devices SET status = 'pending', lease_expires_at = NULL, started_at = NULL, deadline_at = NULL"
+        " WHERE id = %s",
+        again.id,
+    )
+    run(
+        "UPDATE task_devices SET status = 'cancelled', lease_expires_at = NULL, completed_at = now() WHERE id = %s",
+        cancelled.id,
+    )
+    assert [farm.row(again).failure_kind, farm.row(cancelled).failure_kind] == ["error", "cancelled"]
+    assert set(Attempt.objects.values_list("outcome", flat=True)) == {"error", "cancelled"}
+
+
+def test_a_device_set_offline_or_in_error_by_hand_is_so_since_now(farm):
+    farm.pc(devices=2)
+    run("UPDATE devices SET status = 'offline' WHERE serial = 'PC-01-00'")
+    run("UPDATE devices SET status = 'error' WHERE serial = 'PC-01-01'")
+    assert farm.device("PC-01-00").offline_at is not None
+    assert farm.device("PC-01-01").errored_at is not None
+    run("UPDATE devices SET status = 'online' WHERE serial = 'PC-01-00'")
+    assert farm.device("PC-01-00").offline_at is None
+
+
+def test_an_insert_needs_the_columns_of_the_contract_only(farm):
+    pc, task = farm.pc(), farm.task()
+    run("INSERT INTO pcs (pc_number) VALUES ('PC-77')")
+    run("INSERT INTO devices (serial, pc_id) VALUES ('spare', %s)", pc.pk)
+    run("INSERT INTO tasks (name, device_count) VALUES ('by hand', 1)")
+    run("INSERT INTO task_devices (task_id, device_id) VALUES (%s, %s)", task.pk, farm.device("PC-01-00").pk)
+    assert (farm.device("spare").status, farm.device("spare").labels) == ("offline", {})
+    [grant] = farm.claim(pc)
+    assert farm.complete(grant).status == "success"
+    assert farm.status(task) == "success"
+    assert Task.objects.get(name="by hand").status == "running"
+
+
+@pytest.mark.parametrize("number", ["XX-01", "PC-1", "PC-01 ", "PC-01\n"])
+def test_a_pc_with_another_number(farm, number):
+    assert refused("INSERT INTO pcs (pc_number) VALUES (%s)", number) == "pcs_pc_number"
+
+
+def test_a_kind_of_failure_nobody_knows(farm):
+    pc = farm.pc()
+    farm.task()
+    farm.claim(pc)
+    assert refused("UPDATE task_devices SET failure_kind = 'bogus'") == "task_devices_failure_kind"

@@ -1,3 +1,4 @@
+import re
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ from config import integrity
 from messaging import retention
 from messaging.models import Message, MessageAttempt, MessageEvent
 from messaging.services.claiming import claim_batch
-from tests.messaging.factories import message, message_in
+from tests.messaging.factories import message, message_in, subscribe
 from tests.messaging.test_dispatching import dispatch
 
 pytestmark = pytest.mark.django_db
@@ -103,3 +104,20 @@ def test_metrics_tell_of_breakers_holds_and_latency(carrier, make_client):
     assert 'signalbox_provider_circuit_open{provider="smtp",reason="config"} 1.0' in text
     assert 'signalbox_send_latency_seconds{channel="push",quantile="0.5"} 2.0' in text
     assert "signalbox_messages_held 0.0" in text
+
+
+def test_metrics_tell_how_long_the_longest_waits_in_each_state(make_client):
+    now = timezone.now()
+    message(now=now - timedelta(hours=2))
+    message(now=now - timedelta(hours=5), scheduled_at=now + timedelta(hours=1))
+    message_in("successful", at=now - timedelta(hours=3))
+    message_in("successful", subscribe(type="Email"), at=now - timedelta(days=9))
+    message_in("received", at=now - timedelta(hours=4))
+    expired = message_in("received", at=now - timedelta(days=40))
+    Message.objects.filter(pk=expired.pk).update(expired_at=now)
+    message_in("errored", at=now - timedelta(hours=1, seconds=30))
+    text = make_client("viewer").get("/metrics").content.decode()
+    found = dict(re.findall(r'oldest_age_seconds\{app="messaging",kind="messages.status",state="(\w+)"\} (\S+)', text))
+    hours = {state: round(float(seconds) / 3600, 1) for state, seconds in found.items()}
+    # An e-mail gives no receipt, so it waits for none; nor does what is expired.
+    assert hours == {"pending": 2, "successful": 3, "received": 4, "errored": 1}

@@ -4,10 +4,11 @@ from datetime import timedelta
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.db.models import ProtectedError
 from django_fsm import TransitionNotAllowed
 
 from messaging.models import Message, MessageEvent, Subscription
-from tests.messaging.factories import NOW, message, message_in, path_to, subscribe
+from tests.messaging.factories import NOW, message, message_in, path_to, purge_messages, subscribe
 
 pytestmark = pytest.mark.django_db
 STATES = ["pending", "successful", "received", "converted", "failed", "errored"]
@@ -144,6 +145,78 @@ def test_events_cannot_be_changed(sql):
 
     assert refused(write)
     assert MessageEvent.objects.count() == 1
+
+
+def sql(statement, *params):
+    with connection.cursor() as cursor:
+        cursor.execute(statement, params)
+        return cursor.rowcount
+
+
+def test_messages_go_by_the_purge_alone():
+    row = message()
+    assert refused(lambda: sql("DELETE FROM messages WHERE id = %s", row.pk))
+    assert refused(row.delete)
+    with pytest.raises(ProtectedError):
+        row.subscription.delete()
+    with pytest.raises(ProtectedError):
+        row.application.delete()
+    purge_messages()
+    assert not Message.objects.exists() and MessageEvent.objects.exists()
+
+
+def test_a_row_written_by_hand_takes_its_channel_from_the_subscription():
+    to = subscribe(type="SMS")
+    assert sql(
+        "INSERT INTO messages (application_id, subscription_id, body) VALUES (%s, %s, 'Hi')", to.application_id, to.pk
+    )
+    row = Message.objects.get()
+    assert (row.subscription_type, row.channel_type, row.status, row.kind, row.priority) == (
+        "SMS", "sms", "pending", "notice", 5,
+    )  # fmt: skip
+    assert sql("INSERT INTO applications (slug) VALUES ('by-hand')")
+    assert sql(
+        "INSERT INTO message_templates (application_id, name, channel) VALUES (%s, 'by hand', 'sms')", to.application_id
+    )
+
+
+def test_the_orm_writes_and_reads_anew():
+    to = subscribe()
+    row = Message.objects.create(application=to.application, subscription=to, title="Hi")
+    assert (row.status, Message.objects.get(pk=row.pk).channel_type) == ("pending", "push")
+    row.body = "there"
+    row.save()
+    Message.objects.filter(pk=row.pk).update(status="successful", sent_at=NOW)
+    row.refresh_from_db(fields=["body"])
+    assert row.status == "pending"
+    row.refresh_from_db()
+    assert (row.status, row.body) == ("successful", "there")
+    with pytest.raises(AttributeError):
+        row.status = "received"
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Message.objects.create(application=to.application, subscription=to, status="successful", sent_at=NOW)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "kind = 'fax'",
+        "channel_type = 'fax'",
+        "failure_type = 'fax'",
+        "priority = 10",
+        "status = 'errored', failure_type = 'config', next_attempt_at = now(), error_details = '{}'",
+        """status = 'errored', failure_type = 'config', next_attempt_at = now(), error_details = '{"errored_at": null}'
+        """,
+    ],
+)
+def test_the_database_knows_the_words(change):
+    message()
+    assert refused(lambda: sql(f"UPDATE messages SET {change}"))
+
+
+def test_the_database_knows_the_outcomes():
+    add = "INSERT INTO message_attempts (message_id, attempt_no, started_at, ended_at, provider, outcome)"
+    assert refused(lambda: sql(f"{add} VALUES (%s, 1, now(), now(), 'null', 'fine')", message().pk))
 
 
 def test_tokens_are_encrypted_and_found_by_a_keyed_hash(settings):

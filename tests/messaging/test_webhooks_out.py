@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from django.utils import timezone
 
+from config.models import IdempotencyKey
 from config.sweeping import run
 from messaging.models import Message, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookInbox
 from messaging.services.webhooks import DELAYS, claim_deliveries, create_endpoint, is_private, resend_deliveries
@@ -42,7 +43,10 @@ class Receiver:
             def log_message(self, *args):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128  # the default 5 turns callers away when many come at once
+
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.port = self.server.server_port
         self.url = f"http://127.0.0.1:{self.port}/hook?a=1"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -258,6 +262,16 @@ class TestEndpoints:
         for answer in (client.get(f"{self.URL}{row['id']}/"), client.get(self.URL)):
             assert answer.status_code == 200 and "secret" not in answer.content.decode()
         assert row["secret"] not in WebhookEndpoint.objects.get().secret_encrypted
+
+    def test_an_answer_kept_to_be_given_again_does_not_show_it(self, make_client):
+        client = make_client("message-sender")
+        ApplicationFactory().members.add(client.user)
+        first, again = (
+            client.post(self.URL, {"url": "https://x.example/"}, headers={"Idempotency-Key": "k1"}) for _ in range(2)
+        )
+        assert (first.status_code, again.json()) == (201, first.json())
+        assert WebhookEndpoint.objects.count() == 1
+        assert first.json()["secret"] not in json.dumps(IdempotencyKey.objects.get().body)
 
     def test_it_can_be_changed_and_removed(self, make_client):
         client = sender(make_client)

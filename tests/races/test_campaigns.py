@@ -1,7 +1,7 @@
 """Campaigns with real threads and commits: the signal at commit, no deadlocks, nobody written to twice."""
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from campaigns.models import Enrollment, Execution, Sequence
 from campaigns.services import enrolling, enrollments, following, reconciling, replies, sending, sequences
@@ -111,6 +111,36 @@ def test_a_moved_enrollment_and_its_execution(at_once):
                 lambda row=row, o=other: Enrollment.objects.filter(pk=row.enrollment_id).update(sequence=o),
             )
         )
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_an_enrollment_moves_while_it_gets_an_execution(at_once, remove):
+    """The foreign key locks the enrollment at the commit, after the trigger has locked its sequence."""
+    from threading import Event
+
+    row, other = EnrollmentFactory(sequence=SequenceFactory()), SequenceFactory()
+    step, written = StepFactory(sequence=row.sequence), Event()
+
+    def insert():
+        with transaction.atomic():
+            ExecutionFactory(enrollment=row, step=step)
+            written.set()
+            while not somebody_waits():
+                pass
+
+    def move():
+        written.wait(10)
+        mine = Enrollment.objects.filter(pk=row.pk)
+        with connection.cursor() as cursor:
+            if remove:
+                cursor.execute("DELETE FROM sequence_enrollments WHERE id = %s", [row.pk])
+            else:
+                mine.update(sequence=other)
+
+    results = at_once(insert, move)
+    assert [type(result) for result in results if isinstance(result, OperationalError)] == []
+    assert_right()
+    assert Enrollment.objects.get().sequence_id == (row.sequence_id if remove else other.pk)
 
 
 def test_bulk_statements_over_many_sequences_in_opposite_orders_do_not_deadlock(at_once):

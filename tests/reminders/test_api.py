@@ -11,6 +11,7 @@ from messaging.models import Message
 from messaging.services import SubscriptionSpec, upsert_subscriptions
 from reminders.models import Alarm, AlarmDelivery, DeletedAlarm, Page, UserInfo
 from reminders.services import send_batch
+from tests.messaging.factories import purge_messages
 from tests.reminders.factories import NOON, AlarmFactory, ApplicationFactory, PageFactory
 
 pytestmark = pytest.mark.django_db
@@ -527,7 +528,7 @@ def test_deleting_a_page_in_sql_takes_its_alarm_along():
 def test_deleting_an_application_leaves_tombstones_and_deliveries():
     alarm = AlarmFactory()
     send_batch(NOON)
-    Message.objects.all().delete()
+    purge_messages()
     alarm.application.delete()
     assert not Alarm.objects.exists() and not Page.objects.exists()
     assert DeletedAlarm.objects.exists() and AlarmDelivery.objects.exists()

@@ -17,6 +17,7 @@ from reminders.integrity import metrics
 from reminders.models import Alarm, AlarmDelivery, DeletedAlarm, UserInfo
 from reminders.services import make_due, part_twins, release_claims, reset_counts, send_batch
 from reminders.services.claiming import claim_alarms
+from tests.messaging.factories import purge_messages
 from tests.reminders.factories import NOON, AlarmFactory
 
 pytestmark = pytest.mark.django_db
@@ -57,7 +58,7 @@ def test_a_delivery_without_its_message_is_found():
     send_batch(NOON)
     AlarmDelivery.objects.filter(pk=AlarmDelivery.objects.first().pk).update(message_id=None)
     assert found() == {"reminders.delivery_without_message": 1}
-    Message.objects.all().delete()
+    purge_messages()
     assert found() == {"reminders.delivery_without_message": 2}
 
 

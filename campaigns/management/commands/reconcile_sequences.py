@@ -18,8 +18,10 @@ class Command(SequencesCommand):
         if options["sequence"]:
             self.reconcile_one(options)
             return
-        ran = sweeping.run("campaigns.reconcile_sequences", dry_run=options["dry_run"], wait=True)
+        ran = sweeping.run("campaigns.reconcile_sequences", dry_run=options["dry_run"], wait=True) or {}
         self.stdout.write(json.dumps(ran))
+        if ran.get("error"):
+            raise CommandError("a sequence could not be reconciled; see above")
 
     def reconcile_one(self, options: dict[str, Any]) -> None:
         pk = sequence_id(options["sequence"])

@@ -14,7 +14,7 @@ PAGES = {
     "sequences": "/admin/campaigns/sequence/",
     "messages": "/admin/messaging/message/",
     "pcs": "/admin/devices/pc/",
-    "locks": "/admin/locks/lock/",
+    "locks": "/admin/locks/branchlock/",
     "alarms": "/admin/reminders/alarm/",
 }
 

@@ -57,6 +57,29 @@ def test_a_stranger_to_kakaotalk_gets_a_text_instead(nhn):
     assert second.provider_message_id == "S1:1"
 
 
+def test_a_dead_service_of_two_stops_only_itself(nhn):
+    def answer(request):
+        if "alimtalk" in request.path:
+            return Reply(401, {"header": {"isSuccessful": False, "resultCode": -1000}})
+        results = [{"recipientSeq": 1, "recipientNo": "01000000000", "resultCode": 0}]
+        head = {"isSuccessful": True, "resultCode": 0, "resultMessage": "SUCCESS"}
+        return Reply(200, {"header": head, "body": {"data": {"requestId": "S1", "sendResultList": results}}})
+
+    nhn.answer = answer
+    kakao, text = message(subscribe(type="KakaoTalk")), message(subscribe(type="SMS"))
+    dispatch()
+    assert (now_of(kakao).failure_type, now_of(text).status) == ("config", "successful")
+    assert [circuit.provider for circuit in ProviderCircuit.objects.all()] == ["nhn"]
+    later = message(subscribe(type="SMS"))
+    dispatch(NOW + timedelta(seconds=1))
+    assert now_of(later).status == "successful"
+    nhn.answer = lambda _request: Reply(401, {"header": {"isSuccessful": False, "resultCode": -1000}})
+    message(subscribe(type="SMS"))
+    dispatch(NOW + timedelta(seconds=2))
+    assert {circuit.provider for circuit in ProviderCircuit.objects.all()} == {"nhn", "nhn_sms"}
+    assert set(MessageAttempt.objects.values_list("provider", flat=True)) == {"nhn"}
+
+
 @pytest.fixture
 def twilio(settings, plain_server):
     settings.PROVIDERS = {"SMS": "twilio"}
