@@ -6,11 +6,13 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import Count, Min
+from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import GaugeMetricFamily
 
 from campaigns.models import Execution, Sequence
 from campaigns.services import counting, reconciling
+from campaigns.services.forecasting import forecast
 from config.integrity import Invariant
 from config.sweeping import PAGE
 
@@ -41,6 +43,20 @@ def overdue(now: datetime) -> Any:
     return Execution.objects.due(now).filter(effective_due__lt=now)
 
 
+def outlook(now: datetime) -> list[str]:
+    """Per sender: how many wait for its allowance, and when the last of them will have gone."""
+    return [
+        _now("%(sender)s: %(count)s waiting, %(limit)s a day, done about %(eta)s")
+        % {
+            "sender": line.sender,
+            "count": line.waiting,
+            "limit": "∞" if line.a_day is None else line.a_day,
+            "eta": line.eta.strftime("%Y-%m-%d %H:%M %Z") if line.eta else "–",
+        }
+        for line in forecast(now)
+    ]
+
+
 INVARIANTS = [
     Invariant(
         "campaigns.stuck_completion",
@@ -50,6 +66,7 @@ INVARIANTS = [
         by_rule("forward"),
         _("completes them"),
         "A",
+        "since",
     ),
     Invariant(
         "campaigns.signal_drift",
@@ -59,6 +76,7 @@ INVARIANTS = [
         by_rule("drift"),
         _("computes it anew"),
         "B",
+        "pending_work_changed_at",
     ),
     Invariant(
         "campaigns.orphans",
@@ -68,6 +86,7 @@ INVARIANTS = [
         by_rule("orphans"),
         _("skips them as orphaned"),
         "C",
+        "enrollment__ended_at",
     ),
     Invariant(
         "campaigns.completed_with_work",
@@ -77,6 +96,7 @@ INVARIANTS = [
         by_rule("reverse"),
         _("skips what is stale and reopens what is not"),
         "D",
+        "completed_at",
     ),
     Invariant(
         "campaigns.overdue",
@@ -86,6 +106,8 @@ INVARIANTS = [
         None,
         "",
         "E",
+        "effective_due",
+        outlook,
     ),
     Invariant(
         "campaigns.stuck_processing",
@@ -95,6 +117,7 @@ INVARIANTS = [
         by_rule("stuck"),
         _("takes over the message's result, or queues again"),
         "G",
+        "processing_started_at",
     ),
     Invariant(
         "campaigns.counters",

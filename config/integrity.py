@@ -28,6 +28,9 @@ class Invariant:
     healer: Callable[[datetime], Counter[str]] | None = None
     heals: str | Promise = ""
     letter: str = ""
+    # The column or annotation that says since when a row breaks it, and what else an operator wants to know.
+    since: str = ""
+    outlook: Callable[[datetime], list[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,13 @@ def measure(invariant: Invariant, now: datetime | None = None) -> Reading:
     samples = [str(key) for key in rows.order_by("pk").values_list("pk", flat=True)[:SAMPLES]]
     count = rows.count() if len(samples) == SAMPLES else len(samples)
     return Reading(invariant.name, invariant.severity, count, samples, _healer_name(invariant))
+
+
+def broken_since(invariant: Invariant, now: datetime) -> datetime | None:
+    """Since when the oldest of the violations stands."""
+    if not invariant.since:
+        return None
+    return invariant.violations(now).aggregate(first=models.Min(invariant.since))["first"]
 
 
 def report(now: datetime | None = None) -> list[Reading]:

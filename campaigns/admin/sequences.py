@@ -77,8 +77,9 @@ def stale_preview(rows: models.QuerySet[Any]) -> Iterable[str]:
     """How many would be skipped, per sequence."""
     now = timezone.now()
     keys = [row.pk for row in rows]
-    counts = Counter(Execution.objects.of(keys).stale(now).values_list("enrollment__sequence_id", flat=True))
-    return (_now("%(name)s: %(count)s stale") % {"name": row.name, "count": counts[row.pk]} for row in rows)
+    rows_found = reconciling.skippable(keys, now)
+    counts = dict(rows_found.order_by().values_list("enrollment__sequence_id").annotate(n=Count("pk")))
+    return (_now("%(name)s: %(count)s stale") % {"name": row.name, "count": counts.get(row.pk, 0)} for row in rows)
 
 
 def skip_stale(ids: list[Any], user: Any, reason: str) -> Counter[str]:

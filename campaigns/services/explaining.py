@@ -1,7 +1,7 @@
 """Why a lead has not been written to: the gates in the order they are passed, each with the value that decides."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -160,8 +160,6 @@ def _eta(
     if allowed is not None and allowed.left is not None and ahead >= allowed.left and at < allowed.again_at:
         at = allowed.again_at
     if spaced(sender):
-        from datetime import timedelta
-
         at = max(at, sender.next_slot_at or at) + timedelta(seconds=ahead * sender.min_gap_seconds)
     return opening(sender, enrollment.lead.time_zone, at)
 

@@ -50,26 +50,33 @@ def record_reply(incoming: Incoming, visible: Any, now: datetime) -> tuple[Reply
     if incoming.received_at is not None and incoming.received_at > now + AHEAD:
         raise Invalid(_("A reply cannot come from the future."), attr="received_at")
     with transaction.atomic():
-        row = locked_enrollment(find_enrollment(incoming, visible))
+        answered = find_execution(incoming, visible)
+        row = locked_enrollment(answered.enrollment_id if answered else find_enrollment(incoming, visible))
         if (earlier := find_earlier(incoming, row, now)) is not None:
             return earlier, False
         reply = _store(incoming, row, now)
-        _apply(reply, row, now)
+        _apply(reply, row, now, answered)
         return reply, True
 
 
 def find_enrollment(incoming: Incoming, visible: Any) -> UUID:
+    if incoming.enrollment_id is None:
+        raise Missing(_("No message of ours is answered by this reply."))
+    found = visible.filter(pk=incoming.enrollment_id).values_list("pk", flat=True).first()
+    if found is None:
+        raise Invalid(_("There is no such enrollment."), code="does_not_exist", attr="enrollment_id")
+    return found
+
+
+def find_execution(incoming: Incoming, visible: Any) -> Execution | None:
+    """The step whose message is answered; an enrollment that is named decides alone."""
     if incoming.enrollment_id is not None:
-        found = visible.filter(pk=incoming.enrollment_id).values_list("pk", flat=True).first()
-        if found is None:
-            raise Invalid(_("There is no such enrollment."), code="does_not_exist", attr="enrollment_id")
-        return found
+        return None
     for messages in _message_ids(incoming):
-        executions = Execution.objects.filter(message__in=messages, enrollment__in=visible)
-        found = executions.order_by("-pk").values_list("enrollment_id", flat=True).first()
-        if found is not None:
+        executions = Execution.objects.filter(message__in=messages, enrollment__in=visible).select_related("step")
+        if (found := executions.order_by("-pk").first()) is not None:
             return found
-    raise Missing(_("No message of ours is answered by this reply."))
+    return None
 
 
 def _message_ids(incoming: Incoming) -> Iterable[list[UUID]]:
@@ -120,7 +127,7 @@ def _absence(incoming: Incoming, row: Enrollment, received_at: datetime) -> Abse
     return read_absence(incoming.text, received_at, zone(row.lead.time_zone))
 
 
-def _apply(reply: Reply, row: Enrollment, now: datetime) -> None:
+def _apply(reply: Reply, row: Enrollment, now: datetime, answered: Execution | None) -> None:
     ledger = Ledger()
     if reply.kind == "ooo":
         _pause_until(reply, row, now, ledger)
@@ -128,7 +135,7 @@ def _apply(reply: Reply, row: Enrollment, now: datetime) -> None:
     else:
         end = ENDS[reply.kind]
         if reply.kind in SUPPRESSIONS:
-            _suppress(reply, row, now)
+            _suppress(reply, row, now, answered or _last_sent(row))
         if reply.kind == "human":
             _cancel_unsent(row, now, ledger)
         if row.is_live:
@@ -157,17 +164,18 @@ def _iso(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
 
 
-def _suppress(reply: Reply, row: Enrollment, now: datetime) -> None:
-    """The address the lead was written to, so by the channel of its current step."""
-    step = row.current_step or (row.executions.select_related("step").order_by("-pk").first() or _NoStep()).step
+def _last_sent(row: Enrollment) -> Execution | None:
+    begun = row.executions.select_related("step").filter(processing_started_at__isnull=False)
+    return begun.order_by("-processing_started_at", "-pk").first()
+
+
+def _suppress(reply: Reply, row: Enrollment, now: datetime, answered: Execution | None) -> None:
+    """The address that was written to: by the channel of the step that is answered, not of the one to come."""
+    step = answered.step if answered else row.current_step
     channel = step.channel if step else "email"
     if address := row.lead.address(channel):
         evidence = {"reply_id": str(reply.pk), "enrollment_id": str(row.pk)}
         suppress(row.sequence.application_id, [(channel, address, SUPPRESSIONS[reply.kind], evidence)], now=now)
-
-
-class _NoStep:
-    step = None
 
 
 def _cancel_unsent(row: Enrollment, now: datetime, ledger: Ledger) -> None:

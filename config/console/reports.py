@@ -79,14 +79,16 @@ def _heals() -> list[dict[str, Any]]:
 
 
 def _finding(invariant: Any, shown: int = 0, course: list[int] | None = None) -> dict[str, Any]:
-    reading = integrity.measure(invariant)
-    rows = invariant.violations(timezone.now())
+    reading, now = integrity.measure(invariant), timezone.now()
+    rows = invariant.violations(now)
     keys = rows.order_by("pk").values_list("pk", flat=True)[:shown] if shown else reading.samples
     return {
         "invariant": invariant,
         "reading": reading,
         "tone": TONES[invariant.severity],
         "trend": sparkline(course or [], TONES[invariant.severity] if reading.count else "success", _("Last 24 hours")),
+        "since": integrity.broken_since(invariant, now) if reading.count else None,
+        "outlook": invariant.outlook(now) if reading.count and invariant.outlook else [],
         "table": rows.model._meta.verbose_name_plural,
         "samples": [{"key": key, "link": object_link(rows.model, key)} for key in keys],
         "more": max(0, reading.count - shown) if shown else 0,

@@ -1,9 +1,12 @@
 """The operator's screens: every page opens, actions call the services, a lead's silence is explained."""
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
 from django.urls import reverse
+from django.utils import timezone
 
 from campaigns import demo
 from campaigns.models import Enrollment, Execution, Lead, Reply, Sender, Sequence
@@ -112,3 +115,20 @@ def test_why_a_lead_was_not_written_to_stands_on_its_page(staff):
 
 def test_the_dashboard_has_the_panel(staff, world):
     assert "old@shop.example.com" in staff.get(reverse("admin:index")).content.decode()
+
+
+def test_the_integrity_report_says_since_when_of_each_finding(staff):
+    long_ago = timezone.now() - timedelta(days=2)
+    work(due=long_ago, status="processing")
+    work(due=long_ago, enrollment="stopped")
+    Enrollment.objects.filter(status="stopped").update(ended_at=long_ago)
+    work(SequenceFactory(status="completed", completed_at=long_ago), due=long_ago)
+    Sequence.objects.filter(pk=SequenceFactory().pk).update(pending_work_changed_at=long_ago)
+    Sequence.objects.filter(pk=SequenceFactory().pk).update(has_pending_work=True, pending_work_changed_at=long_ago)
+    work(due=long_ago, sender=SenderFactory())
+    page = staff.get("/admin/integrity/").content.decode()
+    shown = f"since {timezone.localtime(long_ago):%Y-%m-%d %H:%M}"
+    for name in ("stuck_completion", "signal_drift", "orphans", "completed_with_work", "overdue", "stuck_processing"):
+        finding = page.partition(f'id="campaigns.{name}"')[2].partition("</section>")[0]
+        assert shown in finding, name
+    assert "1 waiting, ∞ a day" in page

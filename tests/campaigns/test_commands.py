@@ -1,16 +1,18 @@
 """Commands and healers: what they say and change, and that a dry run changes nothing."""
 
 import json
+from datetime import UTC
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from campaigns.models import Enrollment, Execution, Sequence
+from campaigns.models import Enrollment, Execution, Sender, Sequence
+from campaigns.services.forecasting import forecast
 from config import integrity
 from tests.campaigns.factories import DAY, HOUR, MINUTE, NOW, ReplyFactory, SenderFactory, SequenceFactory, work
-from tests.campaigns.test_reconciling import fresh
+from tests.campaigns.test_reconciling import fresh, many
 
 pytestmark = pytest.mark.django_db
 
@@ -107,6 +109,19 @@ class TestIntegrity:
         assert integrity.measure(integrity.find("E"), NOW).severity == "info"
         with pytest.raises(ValueError):
             integrity.heal("E", NOW)
+
+    def test_overdue_says_since_when_and_when_the_limit_lets_the_last_go(self):
+        now = timezone.now()
+        sender = SenderFactory(daily_limit=10, time_zone="UTC")
+        many(SequenceFactory(), 25, due=lambda n: now - (n + 1) * HOUR, sender=sender)
+        (line,) = forecast(now)
+        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + DAY
+        assert (line.waiting, line.a_day, line.eta) == (25, 10, midnight + DAY)
+        found = integrity.find("E")
+        assert integrity.broken_since(found, now) == now - 25 * HOUR
+        assert found.outlook(now)[0].startswith(f"{sender}: 25 waiting, 10 a day")
+        Sender.objects.update(status="suspended")
+        assert forecast(now)[0].eta is None
 
     def test_stuck_processing(self):
         work(status="processing", due=NOW - 30 * MINUTE)

@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from campaigns.models import Enrollment, Execution, Reply
+from campaigns.models import Enrollment, Execution, Lead, Reply
 from campaigns.services.absence import read_absence
 from campaigns.services.classifying import classify
 from campaigns.services.enrollments import pause_enrollment, resume_enrollment, stop_enrollment
@@ -222,6 +222,20 @@ def test_bounce_and_unsubscribe_end_and_suppress(kind, end, reason):
     assert fresh(row).skip_reason == end
     assert Suppression.objects.get().reason == reason
     assert fresh(row.enrollment.sequence).status == "completed"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_bounce_suppresses_the_address_that_was_written_to(sweep, deliver, named):
+    row = work(sender=SenderFactory())
+    StepFactory(sequence=row.enrollment.sequence, channel="sms", delay_seconds=3600)
+    Lead.objects.update(phone="+821012345678")
+    sweep("send_due_steps", NOW)
+    deliver(NOW)
+    sweep("follow_message_results", NOW)
+    assert fresh(row.enrollment).current_step.channel == "sms"
+    about = {"enrollment_id": row.enrollment_id} if named else {"message_id": fresh(row).message_id}
+    reply(kind="bounce", text="no such user", **about)
+    assert list(Suppression.objects.values_list("channel_type", flat=True)) == ["email"]
 
 
 class TestOutOfOffice:

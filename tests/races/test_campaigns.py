@@ -113,17 +113,22 @@ def test_a_moved_enrollment_and_its_execution(at_once):
         )
 
 
+@pytest.mark.parametrize("come", ["born", "moved"])
 @pytest.mark.parametrize("remove", [False, True])
-def test_an_enrollment_moves_while_it_gets_an_execution(at_once, remove):
+def test_an_enrollment_moves_while_it_gets_an_execution(at_once, come, remove):
     """The foreign key locks the enrollment at the commit, after the trigger has locked its sequence."""
     from threading import Event
 
     row, other = EnrollmentFactory(sequence=SequenceFactory()), SequenceFactory()
     step, written = StepFactory(sequence=row.sequence), Event()
+    elsewhere = work(due=NOW) if come == "moved" else None
 
     def insert():
         with transaction.atomic():
-            ExecutionFactory(enrollment=row, step=step)
+            if elsewhere:
+                Execution.objects.filter(pk=elsewhere.pk).update(enrollment=row)
+            else:
+                ExecutionFactory(enrollment=row, step=step)
             written.set()
             while not somebody_waits():
                 pass
@@ -140,7 +145,7 @@ def test_an_enrollment_moves_while_it_gets_an_execution(at_once, remove):
     results = at_once(insert, move)
     assert [type(result) for result in results if isinstance(result, OperationalError)] == []
     assert_right()
-    assert Enrollment.objects.get().sequence_id == (row.sequence_id if remove else other.pk)
+    assert Enrollment.objects.get(pk=row.pk).sequence_id == (row.sequence_id if remove else other.pk)
 
 
 def test_bulk_statements_over_many_sequences_in_opposite_orders_do_not_deadlock(at_once):
