@@ -159,6 +159,8 @@ class Message(Refreshable):
     template_code = models.CharField(max_length=20, blank=True, default="", db_default="")
     template_parameters = models.JSONField(default=dict, db_default=EMPTY, blank=True)
     campaign = models.CharField(_("campaign"), max_length=255, null=True, blank=True)
+    # The subscription's when the message was made: what it is counted under by tag.
+    segment = models.IntegerField(null=True, editable=False)
     priority = models.SmallIntegerField(_("priority"), default=5, db_default=5)
     scheduled_at = models.DateTimeField(_("scheduled"), null=True, blank=True)
 
