@@ -57,7 +57,9 @@ def _store(application: Application) -> None:
         for n in range(SUBSCRIPTIONS)
     ]
     upsert_subscriptions(application, specs)
-    keys = list(Subscription.objects.filter(application=application).values_list("pk", flat=True))
+    keys, segments = zip(
+        *Subscription.objects.filter(application=application).values_list("pk", "segment"), strict=True
+    )
     with connection.cursor() as cursor:
         # Stored as they end up, with the triggers off; the roll-ups are computed afterwards, as after a restore.
         cursor.execute("ALTER TABLE messages DISABLE TRIGGER USER")
@@ -65,7 +67,7 @@ def _store(application: Application) -> None:
             """
             INSERT INTO messages (id, application_id, subscription_id, subscription_type, user_id, channel_type, kind,
                                   campaign, title, body, status, created_at, sent_at, received_at, converted_at,
-                                  failed_at, error_reason, attempt_count, network_retries)
+                                  failed_at, error_reason, attempt_count, network_retries, segment)
             SELECT gen_random_uuid(), %(application)s, (%(subscriptions)s::uuid[])[1 + n %% %(many)s], 'Email',
                    'u-' || n %% %(many)s, (ARRAY['email', 'push', 'sms'])[1 + n %% 3],
                    (ARRAY['notice', 'marketing'])[1 + n %% 2], 'c' || n %% 20, 'Your order', 'It is on its way.',
@@ -74,14 +76,20 @@ def _store(application: Application) -> None:
                    CASE WHEN fate IN ('received', 'converted') THEN sent + delay END,
                    CASE WHEN fate = 'converted' THEN sent + delay * 3 END,
                    CASE WHEN fate = 'failed' THEN sent END, CASE WHEN fate = 'failed' THEN 'rejected' END,
-                   1, (n %% 50 = 0)::int
+                   1, (n %% 50 = 0)::int, (%(segments)s::int[])[1 + n %% %(many)s]
               FROM (SELECT n, at, at + make_interval(secs => exp(random() * 5)) AS sent,
                            make_interval(secs => exp(random() * 7)) AS delay,
                            (ARRAY['successful', 'received', 'received', 'converted', 'failed'])[1 + n %% 5] AS fate
                       FROM (SELECT n, now() - interval '30 days' * (1 - n::float8 / %(rows)s) AS at
                               FROM generate_series(1, %(rows)s) AS n) AS born) AS made
             """,
-            {"application": application.pk, "subscriptions": keys, "many": SUBSCRIPTIONS, "rows": ROWS},
+            {
+                "application": application.pk,
+                "subscriptions": list(keys),
+                "segments": list(segments),
+                "many": SUBSCRIPTIONS,
+                "rows": ROWS,
+            },
         )
         cursor.execute("ALTER TABLE messages ENABLE TRIGGER USER")
         cursor.execute("VACUUM ANALYZE messages")

@@ -26,8 +26,7 @@ def retry_errored_messages(sweep: Sweep) -> None:
 def resolve_unknown_attempts(sweep: Sweep) -> None:
     """Providers are asked, so a dry run only counts."""
     if sweep.dry_run:
-        open_ones = MessageAttempt.objects.filter(ended_at=None, message__leased_until__lte=sweep.now)
-        sweep.counts["lost"] += open_ones.count()
+        sweep.counts["lost"] += MessageAttempt.objects.lost(sweep.now).count()
         sweep.counts["unresolved"] += Message.objects.unresolved(sweep.now).count()
         return
     sweep.repeat(lambda: {"lost": resolving.close_lost_attempts(now=sweep.now)})

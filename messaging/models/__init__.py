@@ -9,7 +9,7 @@ from messaging.models.messages import (
     MessageAttempt,
     MessageEvent,
 )
-from messaging.models.rollups import MessageRollup, MessageRollupDelta
+from messaging.models.rollups import MessageRollup, MessageRollupDelta, MessageSegment
 from messaging.models.subscriptions import CHANNEL_OF, Channel, Subscription, SubscriptionEvent
 from messaging.models.suppressions import Suppression
 from messaging.models.templates import MessageTemplate, MessageTemplateVersion
@@ -30,6 +30,7 @@ __all__ = [
     "MessageHit",
     "MessageRollup",
     "MessageRollupDelta",
+    "MessageSegment",
     "MessageTemplate",
     "MessageTemplateVersion",
     "ProviderCircuit",

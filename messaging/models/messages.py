@@ -159,6 +159,8 @@ class Message(Refreshable):
     template_code = models.CharField(max_length=20, blank=True, default="", db_default="")
     template_parameters = models.JSONField(default=dict, db_default=EMPTY, blank=True)
     campaign = models.CharField(_("campaign"), max_length=255, null=True, blank=True)
+    # The subscription's when the message was made: what it is counted under by tag.
+    segment = models.IntegerField(null=True, editable=False)
     priority = models.SmallIntegerField(_("priority"), default=5, db_default=5)
     scheduled_at = models.DateTimeField(_("scheduled"), null=True, blank=True)
 
@@ -430,6 +432,13 @@ class MessageEvent(models.Model):
         return self.event_type
 
 
+class MessageAttemptQuerySet(models.QuerySet["MessageAttempt"]):
+    def lost(self, now: datetime) -> "MessageAttemptQuerySet":
+        """Begun by somebody who is gone: the lease ran out, or nobody holds one."""
+        unheld = Q(message__lease_id__isnull=True, started_at__lte=now - settings.MESSAGE_LEASE)
+        return self.filter(Q(message__leased_until__lte=now) | unheld, ended_at__isnull=True)
+
+
 class MessageAttempt(models.Model):
     """One call of a provider: the row is there before the call, so a crash leaves it open."""
 
@@ -454,6 +463,8 @@ class MessageAttempt(models.Model):
     code = models.CharField(_("code"), max_length=100, null=True, blank=True)
     raw = models.TextField(_("raw answer"), null=True, blank=True)
     latency_ms = models.IntegerField(_("latency (ms)"), null=True, blank=True)
+
+    objects = MessageAttemptQuerySet.as_manager()
 
     class Meta:
         db_table = "message_attempts"

@@ -2,6 +2,24 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 
+class MessageSegment(models.Model):
+    """Equal tags of subscriptions, kept once; messages and figures name it by its number. Written by a trigger."""
+
+    id = models.AutoField(primary_key=True)
+    application_id = models.UUIDField()
+    mark = models.CharField(max_length=32)
+    tags = models.JSONField()
+
+    class Meta:
+        db_table = "message_segments"
+        verbose_name = _("segment")
+        verbose_name_plural = _("segments")
+        constraints = [models.UniqueConstraint(fields=["application_id", "mark"], name="message_segments_once")]
+
+    def __str__(self) -> str:
+        return str(self.tags)
+
+
 class MessageRollupDelta(models.Model):
     """What one statement changed in the counts of one signature; written by triggers, folded by a sweep.
 
@@ -14,6 +32,7 @@ class MessageRollupDelta(models.Model):
     channel_type = models.TextField()
     kind = models.TextField()
     campaign = models.TextField()
+    segment = models.IntegerField(null=True)
     network_retries = models.SmallIntegerField()
     outage_retries = models.SmallIntegerField()
     rate_limited_retries = models.SmallIntegerField()

@@ -12,7 +12,7 @@ from uuid_utils.compat import uuid7
 from config.triggers import append_only
 from messaging.models import addresses
 from messaging.models.applications import Application
-from messaging.triggers import SUBSCRIPTION_EVENTS
+from messaging.triggers import SEGMENT_TRIGGERS, SUBSCRIPTION_EVENTS
 
 
 class Channel(models.TextChoices):
@@ -107,6 +107,8 @@ class Subscription(models.Model):
     device_language = models.CharField(_("device language"), max_length=20, blank=True, default="", db_default="")
     app_version = models.CharField(_("app version"), max_length=50, blank=True, default="", db_default="")
     tags = models.JSONField(_("tags"), default=dict, blank=True)
+    # Which of message_segments has these tags; written by a trigger.
+    segment = models.IntegerField(null=True, editable=False)
     marketing_consent = models.BooleanField(_("marketing consent"), default=False, db_default=False)
     night_consent = models.BooleanField(_("night consent"), default=False, db_default=False)
     marketing_consent_at = models.DateTimeField(_("marketing consent given"), null=True, blank=True)
@@ -124,7 +126,7 @@ class Subscription(models.Model):
         db_table = "subscriptions"
         verbose_name = _("subscription")
         verbose_name_plural = _("subscriptions")
-        triggers = [SUBSCRIPTION_EVENTS]
+        triggers = [SUBSCRIPTION_EVENTS, *SEGMENT_TRIGGERS]
         constraints = [
             models.UniqueConstraint(fields=["application", "type", "token_hash"], name="subscriptions_token_once"),
         ]

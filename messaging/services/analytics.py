@@ -102,7 +102,7 @@ def _within(at: datetime) -> datetime:
 
 def _figures(applications: list[UUID], start: datetime, end: datetime, group_by: str, tag: str) -> list[Any]:
     if group_by == "tag":
-        query, params = _tagged(applications, start, end, tag)
+        query, params = _tagged(applications, Span(start, end, group_by).pieces(), tag)
     else:
         query, params = _grouped(applications, Span(start, end, group_by).pieces(), group_by)
     with connection.cursor() as cursor:
@@ -149,15 +149,61 @@ def _measured(signatures: str, key: str) -> str:
     return sql.measured(signatures, {"key": key}, key)
 
 
-def _tagged(applications: list[UUID], start: datetime, end: datetime, tag: str) -> tuple[str, list[Any]]:
-    """From the rows: a tag belongs to the subscription and may change at any time, so no roll-up could hold it."""
-    source = (
-        f"SELECT {', '.join(f'm.{name}' for name in sql.COUNTED if name != 'campaign')},"
-        " s.tags->>%s AS campaign, 1 AS n"
-        " FROM messages m JOIN subscriptions s ON s.id = m.subscription_id"
-        " WHERE m.application_id = ANY(%s) AND m.created_at >= %s AND m.created_at < %s"
-    )
-    return _measured(sql.signatures(source), "NULLIF(campaign, '')"), [tag, applications, start, end]
+def _tagged(applications: list[UUID], pieces: dict[str, Any], tag: str) -> tuple[str, list[Any]]:
+    """By segment where every message of the days has one, else from the rows."""
+    days: list[tuple[datetime, datetime]] = pieces["day"]
+    rows = list(pieces["rows"])
+    if days and _unsegmented(applications, *days[0]):
+        days, rows = [], [*rows, *days]
+    parts: list[str] = []
+    params: list[Any] = []
+    for start, end in days:
+        parts.append(
+            "SELECT NULLIF(g.tags->>%s, '') AS key, measure, bucket, n, total FROM message_rollups r"
+            " JOIN message_segments g ON g.id::text = r.key"
+            " WHERE r.application_id = ANY(%s) AND tier = 'day' AND dimension = 'segment'"
+            " AND starts_at >= %s AND starts_at < %s"
+        )
+        parts.append(
+            _measured(
+                "SELECT d.*, NULLIF(g.tags->>%s, '') AS tag FROM message_rollup_deltas d"
+                " LEFT JOIN message_segments g ON g.id = d.segment"
+                " WHERE d.application_id = ANY(%s) AND hour >= %s AND hour < %s",
+                "tag",
+            )
+        )
+        params += [tag, applications, start, end] * 2
+    for start, end in rows:
+        parts.append(_measured(sql.signatures(TAGGED_ROWS), "NULLIF(campaign, '')"))
+        params += [tag, applications, start, end]
+    return " UNION ALL ".join(parts), params
+
+
+# The tags the recipient had when the message was made; where they were not kept, those of today.
+TAGGED_ROWS = (
+    f"SELECT {', '.join(f'm.{name}' for name in sql.COUNTED if name != 'campaign')},"
+    " COALESCE(g.tags, s.tags)->>%s AS campaign, 1 AS n"
+    " FROM messages m JOIN subscriptions s ON s.id = m.subscription_id"
+    " LEFT JOIN message_segments g ON g.id = m.segment"
+    " WHERE m.application_id = ANY(%s) AND m.created_at >= %s AND m.created_at < %s"
+)
+
+
+def _unsegmented(applications: list[UUID], start: datetime, end: datetime) -> bool:
+    """Whether some messages of these whole days are in no segment: then the segments do not add up to the whole."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT EXISTS (SELECT 1 FROM message_rollup_deltas
+                            WHERE application_id = ANY(%(applications)s) AND hour >= %(start)s AND hour < %(end)s
+                              AND segment IS NULL)
+                OR (SELECT COALESCE(sum(CASE dimension WHEN 'all' THEN n ELSE -n END), 0) <> 0 FROM message_rollups
+                     WHERE application_id = ANY(%(applications)s) AND tier = 'day' AND dimension IN ('all', 'segment')
+                       AND measure = 'created' AND starts_at >= %(start)s AND starts_at < %(end)s)
+            """,
+            {"applications": applications, "start": start, "end": end},
+        )
+        return bool(cursor.fetchone()[0])
 
 
 # --- from counts to rates ----------------------------------------------------------------------------------------

@@ -81,7 +81,18 @@ LEASE = """
         UPDATE messages SET lease_id = %s, leased_until = %s, attempt_count = attempt_count + 1
          WHERE id = ANY(%s) RETURNING id, attempt_count)
     INSERT INTO message_attempts (message_id, attempt_no, started_at, provider)
-    SELECT id, attempt_count, %s, %s FROM taken RETURNING message_id, attempt_no
+    SELECT id, attempt_count, %s, %s FROM taken
+    ON CONFLICT (message_id, attempt_no) DO NOTHING RETURNING message_id, attempt_no
+"""
+
+# Attempts that somebody wrote by hand: the count goes on from them, and an open one leaves its outcome unknown.
+CATCH_UP = """
+    UPDATE messages m
+       SET attempt_count = written.last, lease_id = CASE WHEN written.is_open THEN lease_id END,
+           leased_until = CASE WHEN written.is_open THEN %s::timestamptz END
+      FROM (SELECT message_id, max(attempt_no) AS last, bool_or(ended_at IS NULL) AS is_open
+              FROM message_attempts WHERE message_id = ANY(%s) GROUP BY message_id) AS written
+     WHERE m.id = written.message_id
 """
 
 
@@ -180,6 +191,11 @@ def _lease(rows: list[Due], batch: Batch, now: datetime) -> None:
         until = now + settings.MESSAGE_LEASE
         cursor.execute(LEASE, [batch.lease_id, until, [row.id for row in rows], now, batch.provider])
         batch.attempts = dict(cursor.fetchall())
+        if len(batch.attempts) < len(rows):
+            written = [row.id for row in rows if row.id not in batch.attempts]
+            cursor.execute(CATCH_UP, [now, written])
+            batch.counts["written_by_hand"] += len(written)
+            rows = [row for row in rows if row.id in batch.attempts]
     batch.due = {row.id: row for row in rows}
     batch.outgoing = list(_outgoing(rows, batch))
     # In the claim's transaction: a mail whose links cannot be stored is not claimed.

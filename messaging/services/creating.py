@@ -276,8 +276,9 @@ COLUMNS = {
     "fingerprint": "text",
 }
 INSERT = f"""
-    INSERT INTO messages ({", ".join(COLUMNS)}, created_at)
-    SELECT {", ".join(f"{n}::{t}" if t == "jsonb" else n for n, t in COLUMNS.items())}, %s
+    INSERT INTO messages ({", ".join(COLUMNS)}, created_at, segment)
+    SELECT {", ".join(f"{n}::{t}" if t == "jsonb" else n for n, t in COLUMNS.items())}, %s,
+           (SELECT segment FROM subscriptions s WHERE s.id = draft.subscription_id)
       FROM unnest({", ".join(f"%s::{'text' if t == 'jsonb' else t}[]" for t in COLUMNS.values())})
         AS draft ({", ".join(COLUMNS)})
      ORDER BY application_id, idempotency_key, id

@@ -61,22 +61,24 @@ def policy_for(channel: str, kind: str) -> Policy:
 
 CLOSE = """
     WITH lost AS MATERIALIZED (
-        SELECT a.id, a.message_id FROM message_attempts a JOIN messages m ON m.id = a.message_id
-         WHERE a.ended_at IS NULL AND m.leased_until <= %(now)s AND m.attempt_count = a.attempt_no
+        SELECT a.id, a.message_id, a.attempt_no FROM message_attempts a JOIN messages m ON m.id = a.message_id
+         WHERE a.ended_at IS NULL
+           AND (m.leased_until <= %(now)s OR (m.lease_id IS NULL AND a.started_at <= %(begun)s))
          ORDER BY a.message_id LIMIT %(limit)s FOR UPDATE OF m SKIP LOCKED),
     closed AS (
         UPDATE message_attempts a SET ended_at = %(now)s, outcome = 'unknown', code = 'no_result'
           FROM lost WHERE a.id = lost.id)
     UPDATE messages m
-       SET lease_id = NULL, leased_until = NULL, hold_reason = 'outcome_unknown', next_attempt_at = %(now)s
+       SET lease_id = NULL, leased_until = NULL, hold_reason = 'outcome_unknown', next_attempt_at = %(now)s,
+           attempt_count = GREATEST(m.attempt_count, lost.attempt_no)
       FROM lost WHERE m.id = lost.message_id AND m.status = 'pending'
 """
 
 
 def close_lost_attempts(*, now: datetime) -> int:
-    """Open attempts whose lease ran out: their dispatcher is gone, and what it did is unknown."""
+    """Open attempts whose lease ran out, or that nobody holds: who began them is gone, and what it did is unknown."""
     with connection.cursor() as cursor:
-        cursor.execute(CLOSE, {"now": now, "limit": PAGE})
+        cursor.execute(CLOSE, {"now": now, "begun": now - settings.MESSAGE_LEASE, "limit": PAGE})
         return cursor.rowcount
 
 

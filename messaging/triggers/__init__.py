@@ -46,15 +46,49 @@ VERSION_HISTORY = pgtrigger.Trigger(
     """,
 )
 
-# The channel is the subscription's; a row written by hand need not repeat it.
+# Subscriptions with the same tags are one segment, by which messages are counted. So many per application, no more:
+# where tags tell single people apart, counting by them would keep more figures than there are messages.
+MOST_SEGMENTS = 1000
+_SEGMENT = f"""
+    SELECT id INTO NEW.segment FROM message_segments
+     WHERE application_id = NEW.application_id AND mark = md5(NEW.tags::text);
+    IF NEW.segment IS NULL AND (SELECT count(*) FROM message_segments WHERE application_id = NEW.application_id)
+                               < {MOST_SEGMENTS} THEN
+        INSERT INTO message_segments (application_id, mark, tags)
+        VALUES (NEW.application_id, md5(NEW.tags::text), NEW.tags)
+        ON CONFLICT (application_id, mark) DO NOTHING RETURNING id INTO NEW.segment;
+        IF NEW.segment IS NULL THEN
+            SELECT id INTO NEW.segment FROM message_segments
+             WHERE application_id = NEW.application_id AND mark = md5(NEW.tags::text);
+        END IF;
+    END IF;
+    RETURN NEW;
+"""
+SEGMENT_TRIGGERS = [
+    pgtrigger.Trigger(name="segment_born", when=pgtrigger.Before, operation=pgtrigger.Insert, func=_SEGMENT),
+    # Also when a writer that knows nothing of it puts back what it has read before.
+    pgtrigger.Trigger(
+        name="segment_moved",
+        when=pgtrigger.Before,
+        operation=pgtrigger.Update,
+        condition=pgtrigger.Condition("OLD.tags IS DISTINCT FROM NEW.tags OR OLD.segment IS DISTINCT FROM NEW.segment"),
+        func=_SEGMENT,
+    ),
+]
+
+# The channel is the subscription's; a row written by hand need not repeat it, nor know the segment.
 CHANNEL_OF_SUBSCRIPTION = pgtrigger.Trigger(
     name="channel_of_subscription",
     when=pgtrigger.Before,
     operation=pgtrigger.Insert,
-    condition=pgtrigger.Condition("COALESCE(NEW.subscription_type, '') = '' OR COALESCE(NEW.channel_type, '') = ''"),
+    condition=pgtrigger.Condition(
+        "COALESCE(NEW.subscription_type, '') = '' OR COALESCE(NEW.channel_type, '') = '' OR NEW.segment IS NULL"
+    ),
     func="""
-        SELECT s.type, COALESCE(NULLIF(NEW.channel_type, ''), s.channel_type)
-          INTO NEW.subscription_type, NEW.channel_type FROM subscriptions s WHERE s.id = NEW.subscription_id;
+        SELECT COALESCE(NULLIF(NEW.subscription_type, ''), s.type),
+               COALESCE(NULLIF(NEW.channel_type, ''), s.channel_type), s.segment
+          INTO NEW.subscription_type, NEW.channel_type, NEW.segment
+          FROM subscriptions s WHERE s.id = NEW.subscription_id;
         RETURN NEW;
     """,
 )

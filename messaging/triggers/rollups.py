@@ -11,12 +11,12 @@ import pgtrigger
 LOG_STEP = 0.04879016416943205
 
 COUNTED = (
-    "application_id", "created_at", "channel_type", "kind", "campaign", "status", "sent_at", "received_at",
+    "application_id", "created_at", "channel_type", "kind", "campaign", "segment", "status", "sent_at", "received_at",
     "converted_at", "error_reason", "receipt_implied", "network_retries", "outage_retries", "rate_limited_retries",
 )  # fmt: skip
 LATENCIES = ("send", "receive", "convert", "total")
 SIGNATURE = (
-    "application_id", "hour", "channel_type", "kind", "campaign", "network_retries", "outage_retries",
+    "application_id", "hour", "channel_type", "kind", "campaign", "segment", "network_retries", "outage_retries",
     "rate_limited_retries", "status", "sent", "received", "converted", "cancelled",
     *(f"{name}_bucket" for name in LATENCIES),
 )  # fmt: skip
@@ -39,7 +39,8 @@ def signatures(source: str) -> str:
     )
     return f"""
         SELECT application_id, date_trunc('hour', created_at, 'UTC') AS hour, channel_type, kind,
-               COALESCE(campaign, '') AS campaign, network_retries, outage_retries, rate_limited_retries, status,
+               COALESCE(campaign, '') AS campaign, segment,
+               network_retries, outage_retries, rate_limited_retries, status,
                sent_at IS NOT NULL AS sent, received_at IS NOT NULL AS received, converted_at IS NOT NULL AS converted,
                status = 'failed' AND sent_at IS NULL AND error_reason = 'cancelled' AS cancelled,
                {buckets}, n, {", ".join(f"COALESCE({us}, 0) * n AS {us}" for us in SUMS)}
@@ -169,12 +170,15 @@ def cells(source: str) -> str:
         "application_id": "application_id",
         "tier": "CASE WHEN GROUPING(hour) = 0 THEN 'hour' ELSE 'day' END",
         "dimension": "CASE WHEN GROUPING(channel_type) = 0 THEN 'channel' WHEN GROUPING(kind) = 0 THEN 'kind'"
-        " WHEN GROUPING(campaign) = 0 THEN 'campaign' WHEN GROUPING(retries) = 0 THEN 'retry' ELSE 'all' END",
+        " WHEN GROUPING(campaign) = 0 THEN 'campaign' WHEN GROUPING(retries) = 0 THEN 'retry'"
+        " WHEN GROUPING(segment) = 0 THEN 'segment' ELSE 'all' END",
         "starts_at": "COALESCE(hour, day)",
-        "key": "COALESCE(channel_type, kind, campaign, retries, '')",
+        "key": "COALESCE(channel_type, kind, campaign, retries, segment::text, '')",
     }
-    sets = "(hour), (day), (day, channel_type), (day, kind), (day, campaign), (day, retries)"
-    return measured(source, keys, f"application_id, GROUPING SETS ({sets})")
+    sets = "(hour), (day), (day, channel_type), (day, kind), (day, campaign), (day, retries), (day, segment)"
+    found = measured(source, keys, f"application_id, GROUPING SETS ({sets})")
+    # What is in no segment is not kept: a reader sees it by what is missing from the whole.
+    return f"(SELECT * FROM ({found}) AS every_cell WHERE NOT (dimension = 'segment' AND key = ''))"
 
 
 def add_cells(source: str) -> str:

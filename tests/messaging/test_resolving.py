@@ -46,6 +46,34 @@ def test_leaves_a_living_lease_alone():
     assert MessageAttempt.objects.get().ended_at is None
 
 
+def written_by_hand(row, number=1, **fields):
+    MessageAttempt.objects.create(message=row, attempt_no=number, started_at=NOW, provider="null", **fields)
+
+
+def test_an_open_attempt_that_nobody_holds_is_unknown():
+    row = message(subscribe(type="Email"))
+    written_by_hand(row)
+    ran = sweeping.run("messaging.resolve_unknown_attempts", now=LATER, dry_run=True)
+    assert ran["counts"]["lost"] == 1
+    assert resolve(LATER - timedelta(seconds=1)) == {}
+    assert resolve(LATER) == {"lost": 1, "held": 1}
+    assert (MessageAttempt.objects.get().outcome, only().hold_reason) == ("unknown", "outcome_unknown")
+
+
+def test_a_dispatcher_counts_on_from_attempts_written_by_hand(carrier):
+    application = subscribe().application
+    ended, begun, other = (message(subscribe(application)) for _n in range(3))
+    for number in (1, 2):
+        written_by_hand(ended, number, ended_at=NOW, outcome="transient")
+    written_by_hand(begun)
+    dispatch(NOW)
+    assert {sent.message_id: sent.attempt_no for sent in carrier.sent} == {ended.pk: 3, other.pk: 1}
+    assert resolve(NOW)["lost"] == 1
+    dispatch(NOW)
+    assert [sent.attempt_no for sent in carrier.sent if sent.message_id == begun.pk] == [2]
+    assert set(Message.objects.values_list("status", flat=True)) == {"successful"}
+
+
 def test_a_push_is_repeated_once_with_the_same_ids_and_then_held(carrier):
     row = die_in_flight("AndroidPush")
     counts = resolve(LATER)

@@ -12,8 +12,9 @@ from django.db import connection
 from config.integrity import find as invariant
 from config.integrity import heal, measure
 from config.sweeping import run
-from messaging.models import Message, MessageRollup, MessageRollupDelta, Subscription
+from messaging.models import Message, MessageRollup, MessageRollupDelta, MessageSegment, Subscription
 from messaging.services.analytics import Span, fold_deltas, latency, message_figures, recompute_rollups
+from messaging.triggers import MOST_SEGMENTS
 from tests.messaging.factories import ApplicationFactory, message, subscribe
 
 pytestmark = pytest.mark.django_db
@@ -150,14 +151,65 @@ def test_each_grouping_splits_the_same_messages(data_set, group_by, expected):
 
 
 def test_folding_changes_no_figure(data_set):
-    groups = ("day", "hour", "channel", "kind", "campaign", "retry")
-    before = [figures(data_set, group) for group in groups]
+    groups = ("day", "hour", "channel", "kind", "campaign", "retry", "tag")
+
+    def told():
+        return [figures(data_set, group, tag="tier" if group == "tag" else "") for group in groups]
+
+    before = told()
     assert fold_deltas(5) == 5
-    assert [figures(data_set, group) for group in groups] == before
+    assert told() == before
     assert run("messaging.fold_rollups")["counts"]["folded"] > 0
     assert not MessageRollupDelta.objects.exists()
-    assert [figures(data_set, group) for group in groups] == before
+    assert told() == before
     assert run("messaging.fold_rollups")["counts"] == {"folded": 0}
+
+
+def by_tier(application, span=WHOLE):
+    return {row["key"]: row["created"] for row in figures(application, "tag", span, "tier")["results"]}
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_message_is_counted_under_the_tags_its_recipient_had(data_set, folded):
+    while folded and fold_deltas():
+        pass
+    for row in Subscription.objects.filter(tags__tier="gold"):
+        row.tags = {"tier": "silver"}
+        row.save()
+    assert by_tier(data_set) == {"gold": 4, "free": 5, None: 3}
+    assert by_tier(data_set, (at(9), at(9, 1))) == {"gold": 4}
+    message(Subscription.objects.get(tags__tier="silver"), now=at(33))
+    assert by_tier(data_set) == {"gold": 4, "free": 5, "silver": 1, None: 3}
+
+
+def test_equal_tags_are_one_segment_and_the_last_is_never_overwritten():
+    first, second = (subscribe(tags={"a": 1, "b": 2}) for _n in range(2))
+    assert first.application_id != second.application_id
+    twin = subscribe(first.application, tags={"b": 2, "a": 1})
+    rows = {row.pk: row for row in Subscription.objects.all()}
+    assert rows[first.pk].segment == rows[twin.pk].segment != rows[second.pk].segment
+    held = rows[twin.pk]
+    Subscription.objects.filter(pk=twin.pk).update(tags={"a": 3})
+    held.locale = "ko"
+    held.save(update_fields=["locale", "segment"])
+    moved = Subscription.objects.get(pk=twin.pk)
+    assert MessageSegment.objects.get(pk=moved.segment).tags == {"a": 3}
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_is_in_no_segment_is_read_from_the_rows(data_set, folded):
+    """More kinds of tags than are kept, or messages from before there were segments."""
+    MessageSegment.objects.bulk_create(
+        MessageSegment(application_id=data_set.pk, mark=str(n), tags={"n": n}) for n in range(MOST_SEGMENTS)
+    )
+    late = subscribe(data_set, tags={"tier": "late"})
+    assert Subscription.objects.get(pk=late.pk).segment is None
+    message(late, now=at(33))
+    while folded and fold_deltas():
+        pass
+    assert by_tier(data_set) == {"gold": 4, "free": 5, "late": 1, None: 3}
+    assert drift() == 0
+    assert figures(data_set, "tag", tag="tier")["totals"] == figures(data_set)["totals"]
 
 
 def test_a_page_of_deltas_is_a_page_under_any_plan(data_set):
