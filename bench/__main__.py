@@ -1,6 +1,7 @@
 """`make bench`: every benchmark of this folder, each on a database of its own that is dropped afterwards."""
 
 import importlib
+import logging
 import os
 import pkgutil
 import sys
@@ -11,6 +12,8 @@ import django
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     django.setup()
+    # A line per request would bury the tables.
+    logging.disable(logging.INFO)
     from django.db import connection
 
     import bench

@@ -220,7 +220,7 @@ class DeletedAlarmAdmin(ConsoleAdmin):
 
 @panel(_("Reminders"), order=35, icon="alarm", permission="reminders.view_alarm")
 def reminders_panel(request: HttpRequest) -> Panel:
-    # At most a minute old, like the integrity panel: claims are in no index, so counting them reads the table.
+    # At most a minute old, like the integrity panel: after an outage there may be very many due.
     standing = cache.get_or_set("reminders.schedule", lambda: services.schedule(timezone.now()), PANEL_KEPT) or {}
     link = reverse("admin:reminders_alarm_changelist")
     return Panel(

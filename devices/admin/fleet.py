@@ -6,7 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
+from django.contrib.auth import get_user_model
 from django.db import models
+from django.db.models import Q
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
@@ -45,11 +47,17 @@ class PCAdmin(ConsoleAdmin):
     list_filter = ["status", SilenceFilter]
     fields = ["pc_number", "agent", "max_slots", "status", "last_heartbeat_at", "agent_version", "system"]
     readonly_fields = ["status", "agent_version", "system", "last_heartbeat_at"]
-    autocomplete_fields = ["agent"]
     ordering = ["pc_number"]
 
     class Media:
         css = {"all": ["devices/devices.css"]}
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Agents only, in a plain list: an autocomplete would need the right to look through all users."""
+        if db_field.name == "agent":
+            users = get_user_model().objects.filter(Q(groups__name="device-agent") | Q(pcs__isnull=False))
+            kwargs["queryset"] = users.distinct().order_by("username")
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     @admin.display(description=_("status"), ordering="status")
     def state(self, pc: PC) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
@@ -16,6 +16,9 @@ from config.errors import Missing
 from messaging.models import Application
 from reminders.models import Alarm, DeletedAlarm, Page
 from reminders.triggers import CHANGES, CHANGES_EPOCH
+
+# As many alarms and as many tombstones does one pull bring, and those that share the last one's time.
+PULLED = 5000
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,11 @@ class Pull:
     until: datetime
 
 
-def pull_changes(applications: Any, user_id: str | None, since: datetime | None) -> Pull:
-    """Alarms and tombstones after `since`, of these applications or, with None, of all."""
+def pull_changes(applications: Any, user_id: str | None, since: datetime | None, most: int = PULLED) -> Pull:
+    """Alarms and tombstones after `since`, of these applications or, with None, of all.
+
+    What is too much for one pull is left for the next: `until` then ends with what was brought.
+    """
     until = settled_until()
     mine = Q() if applications is None else Q(application__in=applications)
     if user_id is not None:
@@ -111,11 +117,19 @@ def pull_changes(applications: Any, user_id: str | None, since: datetime | None)
     # An id that was deleted and made again is alive.
     alive = Alarm.objects.filter(pk=OuterRef("pk"))
     deleted = DeletedAlarm.objects.filter(mine & (Q(deleted_at__gt=since) if since else Q())).exclude(Exists(alive))
+    full = [*nth_time(changed, "updated_at", most), *nth_time(deleted, "deleted_at", most)]
+    if full:
+        changed, deleted = changed.filter(updated_at__lte=min(full)), deleted.filter(deleted_at__lte=min(full))
     return Pull(
         list(changed.order_by("updated_at", "pk")),
         list(deleted.order_by("deleted_at", "pk").values_list("pk", flat=True)),
-        until,
+        min([until, *full]),
     )
+
+
+def nth_time(rows: QuerySet[Any], name: str, n: int) -> list[datetime]:
+    """The time of the n-th row, none where there are fewer."""
+    return list(rows.order_by(name).values_list(name, flat=True)[n - 1 : n])
 
 
 def settled_until() -> datetime:

@@ -4,7 +4,7 @@ from django.contrib.auth.models import Group, User
 from django.urls import reverse
 
 from devices import services
-from devices.models import Device, Task, TaskDevice
+from devices.models import PC, Device, Task, TaskDevice
 
 
 @pytest.fixture
@@ -95,6 +95,20 @@ def test_tasks_are_cancelled_and_retried(staff, busy_farm):
     act(staff, "devices_task", retry, [first.pk, second.pk])
     assert Task.objects.get(retry_of=first).status == "running"
     assert not Task.objects.filter(retry_of=second).exists()
+
+
+def test_an_operator_hands_a_pc_to_another_agent(staff, busy_farm):
+    agent = User.objects.create(username="new agent")
+    agent.groups.add(Group.objects.get(name="device-agent"))
+    pc = PC.objects.get()
+    text = page(staff, "devices_pc_change", pc.pk)
+    assert "new agent" in text and "agent of PC-01" in text
+    assert ">boss</option>" not in text
+    body = {"pc_number": "PC-01", "agent": agent.pk, "max_slots": 7}
+    answer = staff.post(reverse("admin:devices_pc_change", args=[pc.pk]), body)
+    assert answer.status_code == 302
+    pc.refresh_from_db(fields=["agent", "max_slots"])
+    assert (pc.agent, pc.max_slots) == (agent, 7)
 
 
 def test_a_viewer_sees_no_actions(client, busy_farm):

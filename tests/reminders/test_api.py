@@ -1,5 +1,6 @@
 """The endpoints: who may, what is refused, what is answered."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -10,7 +11,7 @@ from django.utils import timezone
 from messaging.models import Message
 from messaging.services import SubscriptionSpec, upsert_subscriptions
 from reminders.models import Alarm, AlarmDelivery, DeletedAlarm, Page, UserInfo
-from reminders.services import send_batch
+from reminders.services import pull_changes, send_batch
 from tests.messaging.factories import purge_messages
 from tests.reminders.factories import NOON, AlarmFactory, ApplicationFactory, PageFactory
 
@@ -128,6 +129,12 @@ def test_the_longest_texts_are_taken(client):
     register(client, title="x" * 10_000, body="y" * 1_000_000)
     assert Page.objects.get().body == "y" * 1_000_000
     assert len(Alarm.objects.get().title) == len(Alarm.objects.get().body) == 2000
+
+
+def test_the_limit_counts_characters_however_they_are_escaped(client):
+    for body, status in (("😀" * 1_000_000, 200), ("😀" * 1_000_001, 400)):
+        text = json.dumps({"page_id": "p", "user_id": "ann", "body": body})
+        assert client.post(REGISTER, text, content_type="application/json").status_code == status
 
 
 def test_register_without_a_token_is_401_before_anything_else(api_client):
@@ -436,6 +443,28 @@ def test_a_pull_brings_what_changed_and_what_is_gone(client):
     assert (third["changed"], third["deleted"]) == ([], [])
     send_batch(NOON)
     assert [row["sent_count"] for row in pull(client, since=third["until"])["changed"]] == [2]
+
+
+def test_what_is_too_much_for_one_pull_comes_with_the_next(application):
+    kept, gone = ([AlarmFactory().pk for _n in range(n)] for n in (5, 3))
+    for key in gone:
+        Alarm.objects.filter(pk=key).delete()
+    pulls, since = [], None
+    while not pulls or pulls[-1].changed or pulls[-1].deleted:
+        pulls.append(pull_changes([application.pk], None, since, most=2))
+        since = pulls[-1].until
+    assert [alarm.pk for part in pulls for alarm in part.changed] == kept
+    assert [key for part in pulls for key in part.deleted] == gone
+    assert max(len(part.changed) for part in pulls) == max(len(part.deleted) for part in pulls) == 2
+
+
+def test_alarms_changed_at_one_instant_are_pulled_together(application):
+    alarms = {AlarmFactory().pk for _n in range(5)}
+    at = timezone.now() - timedelta(hours=1)
+    Alarm.objects.update(updated_at=at)
+    first = pull_changes([application.pk], None, None, most=2)
+    assert {alarm.pk for alarm in first.changed} == alarms and first.until == at
+    assert pull_changes([application.pk], None, first.until, most=2).changed == []
 
 
 def test_a_claim_or_a_refusal_is_not_pulled(client):
