@@ -1,16 +1,17 @@
 """Whole journeys over the doors clients use: REST and sweeps, from the first request to the last state."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import uuid4
 
 import pytest
+from django.apps import apps
+from django.contrib.admin import site
 from django.contrib.auth.models import User
-from django.core.management import call_command
-from django.test import Client, RequestFactory
+from django.test import RequestFactory
 from django.utils import timezone
 
 from campaigns.models import Sequence
-from config import sweeping
+from config import integrity, sweeping
 from config.console.panels import panels
 from config.models import Decision
 from messaging.models import Application
@@ -122,7 +123,7 @@ def test_a_campaign_from_its_first_step_to_its_completion(campaign):
     crm, pk = campaign
     start = timezone.now()
     tick(start)
-    enrolled = crm.get("enrollments/", sequence=pk)["results"]
+    enrolled = crm.get("enrollments/", sequence_id=pk)["results"]
     assert crm.get(f"sequences/{pk}/")["counters"]["sent"] == 3
     crm.post("replies/", {"enrollment_id": enrolled[0]["id"], "kind": "human", "text": "Call me."})
     tick(start + DAY + timedelta(minutes=1))
@@ -139,14 +140,18 @@ def test_a_sequence_called_complete_too_early_is_opened_again_and_finishes(campa
     crm, pk = campaign
     now = timezone.now()
     Sequence.objects.filter(pk=pk).update(status="completed", completed_at=now)
-    with pytest.raises(SystemExit):
-        call_command("integrity")
+    assert broken() == {"campaigns.completed_with_work": 1}
     tick(now + timedelta(minutes=5))
     assert Decision.objects.filter(object_id=pk, rule="reverse.reopened", won=True).exists()
     for minute in (6, 24 * 60 + 10, 8 * 24 * 60):
         tick(now + timedelta(minutes=minute))
     after = crm.get(f"sequences/{pk}/")
     assert (after["status"], after["counters"]["sent"], after["counters"]["waiting"]) == ("completed", 6, 0)
+    assert broken() == {}
+
+
+def broken():
+    return {reading.name: reading.count for reading in integrity.report() if reading.count}
 
 
 def test_who_edits_holds_the_lock_and_a_crashed_holder_is_moved_aside(campaign, make_client):
@@ -174,7 +179,7 @@ def test_a_task_goes_over_the_devices_of_a_pc(make_client):
     task = operator.post("tasks/", {"name": "update", "device_count": 3})
     sweep("devices.promote_next_task")
     granted = agent.post("pcs/PC-07/claim/", {"max_to_claim": 5}, **{"Idempotency-Key": str(uuid4())})
-    for row in granted["results"] if "results" in granted else granted["claimed"]:
+    for row in granted["task_devices"]:
         agent.post(f"task-devices/{row['id']}/complete/", {"token": row["token"], "result": {"ok": True}})
     done = operator.get(f"tasks/{task['id']}/")
     assert (done["status"], done["devices_done"], done["devices_failed"]) == ("success", 3, 0)
@@ -189,14 +194,15 @@ def test_a_reminder_comes_into_the_inbox_and_backs_off(member):
     )
     alarm = notes.get("alarms/", user_id="minji")["results"][0]
     assert alarm["id"] == made["alarm_id"]
-    due = timezone.datetime.fromisoformat(alarm["next_notification_time"])
+    due = datetime.fromisoformat(alarm["next_alarm_time"])
     sweep("reminders.send_due_alarms", "messaging.dispatch_due_messages", now=due)
     told = notes.get("inbox/", subscription_id=inbox["id"])["results"]
     assert [row["title"] for row in told] == ["Read it again"]
-    again = timezone.datetime.fromisoformat(
-        notes.get("alarms/", user_id="minji")["results"][0]["next_notification_time"]
+    again = notes.get("alarms/", user_id="minji")["results"][0]
+    assert (again["sent_count"], datetime.fromisoformat(again["next_alarm_time"]) > due) == (
+        alarm["sent_count"] + 1,
+        True,
     )
-    assert again > due
 
 
 def test_every_number_of_the_dashboard_counts_the_rows_it_leads_to(db):
@@ -204,22 +210,28 @@ def test_every_number_of_the_dashboard_counts_the_rows_it_leads_to(db):
 
     for app in ("locks", "messaging", "campaigns", "reminders", "devices"):
         import_module(f"{app}.demo").seed(1, lambda line: None)
-    boss, browser, request = User.objects.create_superuser("boss"), Client(), RequestFactory().get("/admin/")
-    browser.force_login(boss)
-    request.user = boss
+    boss = User.objects.create_superuser("boss")
     told = [
         (str(panel.title), str(label), int(str(value).replace(",", "")), link)
-        for panel in panels(request)
+        for panel in panels(asking(boss, "/admin/"))
         for label, value, link in numbers(panel)
         if "?" in link and str(value).replace(",", "").isdigit()
     ]
-    wrong = []
-    for place, label, value, link in told:
-        shown = browser.get(link).context["cl"].queryset.count()
-        if shown != value:
-            wrong.append((place, label, value, link, shown))
+    wrong = [(*said, shown) for said in told if (shown := rows_behind(boss, said[3])) != said[2]]
     assert wrong == []
     assert len(told) > 20
+
+
+def asking(user, link):
+    request = RequestFactory().get(link)
+    request.user = user
+    return request
+
+
+def rows_behind(user, link):
+    """What the list shows, without drawing it."""
+    app, model = link.split("?")[0].strip("/").split("/")[1:]
+    return site._registry[apps.get_model(app, model)].get_changelist_instance(asking(user, link)).queryset.count()
 
 
 def numbers(panel):
