@@ -42,8 +42,8 @@ class Visit:
     problems: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
 
-    def go(self, path: str) -> Any:
-        self.page.goto(self.base + path, wait_until="networkidle")
+    def go(self, path: str, until: str = "networkidle") -> Any:
+        self.page.goto(self.base + path, wait_until=until)
         return self.page
 
     def text(self) -> str:
