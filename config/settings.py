@@ -677,6 +677,8 @@ UNFOLD = {
     "SITE_HEADER": "Signalbox",
     "SITE_SUBHEADER": _("Outreach that heals itself"),
     "SITE_SYMBOL": "cell_tower",
+    # A little lighter than its own, which as text on a dark ground is short of WCAG's contrast.
+    "COLORS": {"primary": {"500": "oklch(66.5% .235 304.5)"}},
     "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("console/favicon.svg")}],
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,

@@ -73,7 +73,7 @@ class SenderAdmin(ConsoleAdmin):
 @admin.register(Lead)
 class LeadAdmin(ConsoleAdmin):
     icon, menu_order, read_only = "person_search", 60, True
-    list_display = ("name", "email", "phone", "company_domain", "time_zone", "locale", "application")
+    list_display = ("name", "email", "phone", "company_domain", "time_zone", "application")
     list_filter = ("application",)
     search_fields = ("name", "email", "phone", "company_domain")
     ordering = ("-created_at",)

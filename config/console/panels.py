@@ -155,9 +155,9 @@ def sweeps_panel(request: HttpRequest) -> Panel:
     found = [_sweep_row(name, plan["cron"], last.get(name), now, link) for name, plan in settings.SWEEPS.items()]
     rows = sorted(found, key=lambda row: (row.tone == "success", row.title))
     late = sum(row.tone in ("warning", "danger") for row in rows)
-    figures = [Figure(_("sweeps"), len(rows), link)]
+    figures = [Figure(_("sweeps"), len(rows))]
     if late:
-        figures.append(Figure(_("need a look"), late, link, "warning"))
+        figures.append(Figure(_("need a look"), late, tone="warning"))
     return Panel(figures=figures, rows=rows, tone="warning" if late else "success", link=link, wide=True, dense=True)
 
 

@@ -38,7 +38,8 @@ def integrity_view(request: HttpRequest) -> HttpResponse:
         "findings": sorted(
             found, key=lambda finding: (not finding["reading"].count, list(TONES.values()).index(finding["tone"]))
         ),
-        "broken": sum(bool(finding["reading"].count) for finding in found),
+        # What is only worth knowing is not broken.
+        "broken": sum(bool(finding["reading"].count and finding["tone"] != "info") for finding in found),
         "measured_at": now,
         "heals": _heals(),
         "may_heal": request.user.has_perm(HEAL),  # type: ignore[union-attr]

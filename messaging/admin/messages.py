@@ -163,7 +163,7 @@ class MessageAdmin(ReadOnlyAdmin):
         "unknown": "warning",
         "cancelled": "",
     }
-    list_display = ("at", "state", "channel_type", "kind", "recipient", "subject", "shown_campaign", "application")
+    list_display = ("at", "state", "channel_type", "recipient", "subject", "shown_campaign", "application")
     list_display_links = ("at",)
     list_select_related = ("application", "subscription")
     list_filter = (

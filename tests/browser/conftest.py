@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,8 +42,8 @@ class Visit:
     problems: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
 
-    def go(self, path: str) -> Any:
-        self.page.goto(self.base + path, wait_until="networkidle")
+    def go(self, path: str, until: str = "networkidle") -> Any:
+        self.page.goto(self.base + path, wait_until=until)
         return self.page
 
     def text(self) -> str:
@@ -89,3 +90,10 @@ def visit(chromium: Any, live_server: Any) -> Iterator[Callable[..., Visit]]:
 @pytest.fixture
 def boss(transactional_db: None) -> User:
     return User.objects.create_superuser("boss", password=PASSWORD)
+
+
+@pytest.fixture
+def demo(boss: User) -> None:
+    """The world of `make run`, without the people and PCs that move it."""
+    for app in ("locks", "messaging", "campaigns", "reminders", "devices"):
+        import_module(f"{app}.demo").seed(1, lambda line: None)

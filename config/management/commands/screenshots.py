@@ -29,7 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("--out", type=Path, default=Path(settings.BASE_DIR, "docs", "images"))
         parser.add_argument("--language", choices=["en", "ko"], default="en")
         parser.add_argument("--dark", action="store_true")
-        parser.add_argument("pages", nargs="*", help="names, or paths such as /admin/integrity/; all names if none")
+        parser.add_argument("pages", nargs="*", help="names, or name=/admin/… for others; all names if none")
 
     def handle(self, *args: Any, **options: Any) -> None:
         chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -55,9 +55,12 @@ class Command(BaseCommand):
             browser.close()
 
     def shoot(self, page: Any, name: str, options: dict[str, Any]) -> None:
-        path = PAGES.get(name, name)
+        name, _, path = name.partition("=")
+        path = path or PAGES.get(name, "")
+        if not path.startswith("/"):
+            raise CommandError(f"{name}: not one of {', '.join(PAGES)}; say {name}=/admin/…")
         suffix = ("-ko" if options["language"] == "ko" else "") + ("-dark" if options["dark"] else "")
-        target = options["out"] / f"{name.strip('/').replace('/', '-')}{suffix}.png"
+        target = options["out"] / f"{name}{suffix}.png"
         answer = page.goto(options["url"] + path, wait_until="networkidle")
         if answer is None or not answer.ok:
             raise CommandError(f"{path}: {answer.status if answer else 'no answer'}")
