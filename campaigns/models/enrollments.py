@@ -6,13 +6,13 @@ from django.db.models import Exists, OuterRef, Q, Value
 from django.utils.translation import gettext_lazy as _
 from django_fsm import transition
 
-from campaigns.models.keys import StateField, created, key
+from campaigns.models.keys import created, key
 from campaigns.models.leads import Lead
 from campaigns.models.senders import Sender
 from campaigns.models.sequences import Sequence
 from campaigns.models.steps import Step
 from campaigns.triggers import LIVE, enrollments_changed, signal_triggers
-from config.statemachine import Swept, WaitsFor, state_triggers
+from config.statemachine import StateField, Swept, WaitsFor, state_triggers
 
 EMPTY: Any = Value({}, models.JSONField())
 

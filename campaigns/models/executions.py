@@ -8,13 +8,13 @@ from django.utils.translation import gettext_lazy as _
 from django_fsm import transition
 
 from campaigns.models.enrollments import Enrollment
-from campaigns.models.keys import StateField, created, key
+from campaigns.models.keys import created, key
 from campaigns.models.leads import SUBSCRIPTION_OF
 from campaigns.models.senders import Sender, SenderQuerySet
 from campaigns.models.sequences import days
 from campaigns.models.steps import Step
 from campaigns.triggers import LIVE, UNFINISHED, executions_changed, signal_triggers
-from config.statemachine import Swept, WaitsFor, state_triggers
+from config.statemachine import StateField, Swept, WaitsFor, state_triggers
 from messaging.models import Message, Subscription
 
 EFFECTIVE_DUE = Coalesce("deferred_until", "scheduled_at")

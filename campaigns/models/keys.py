@@ -1,11 +1,9 @@
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField
 from uuid_utils.compat import uuid7
 
 
@@ -18,15 +16,3 @@ def key() -> "models.UUIDField[str | UUID, UUID]":
 
 def created() -> "models.DateTimeField[str | datetime, datetime]":
     return models.DateTimeField(_("created"), db_default=Now(), editable=False)
-
-
-class StateField(FSMField):
-    """Protected in Python, with a default in the database; Django would write that back into the protected field."""
-
-    @property
-    def db_returning(self) -> bool:
-        return False
-
-    def deconstruct(self) -> Any:
-        name, _path, args, kwargs = super().deconstruct()
-        return name, "django_fsm.FSMField", args, kwargs

@@ -6,8 +6,8 @@ from django.db.models import Q, Value
 from django.utils.translation import gettext_lazy as _
 from django_fsm import transition
 
-from campaigns.models.keys import StateField, created, key
-from config.statemachine import WaitsFor, state_triggers
+from campaigns.models.keys import created, key
+from config.statemachine import StateField, WaitsFor, state_triggers
 from messaging.models import Application
 
 CHANNELS = [("email", _("e-mail")), ("sms", _("SMS")), ("kakao_talk", _("KakaoTalk"))]

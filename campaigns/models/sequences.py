@@ -8,10 +8,10 @@ from django.db.models.functions import Greatest, Now
 from django.utils.translation import gettext_lazy as _
 from django_fsm import transition
 
-from campaigns.models.keys import StateField, created, key
+from campaigns.models.keys import created, key
 from campaigns.models.senders import Sender
 from campaigns.triggers import COUNTED, TRUE_COUNTS, UNFINISHED, pending_work
-from config.statemachine import Swept, WaitsFor, state_triggers
+from config.statemachine import StateField, Swept, WaitsFor, state_triggers
 from messaging.models import Application
 from messaging.models.messages import Kind
 
