@@ -1,12 +1,15 @@
 import json
 from collections import Counter
+from datetime import timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from config import integrity
 from config.integrity import Invariant
+from config.models import IntegrityReading
 from devices.models import PC
 from tests.factories import PCFactory
 
@@ -65,3 +68,17 @@ def test_the_api_gives_the_commands_list_to_those_who_may_see_it(small_pcs, make
     assert [row["name"] for row in answer.json()] == ["devices.small", "devices.none"]
     assert set(answer.json()[0]) == {"name", "severity", "count", "samples", "healer"}
     assert make_client("device-agent", username="other").get("/api/v1/integrity/").status_code == 403
+
+
+def test_latest_is_what_the_sweep_kept_and_nothing_when_one_is_missing_or_old(small_pcs):
+    now = timezone.now()
+    assert integrity.latest(now) is None
+    integrity.keep_readings(now - timedelta(minutes=8))
+    kept = integrity.keep_readings(now)
+    assert [(r.name, r.count) for r in integrity.latest(now)] == [(r.name, r.count) for r in kept]
+    assert integrity.latest(now + timedelta(minutes=12)) is None
+    first = next(iter(integrity.invariants().values()))
+    IntegrityReading.objects.filter(name=first.name).delete()
+    assert integrity.latest(now) is None
+    integrity.keep_readings(now, only=first)
+    assert integrity.latest(now) is not None
