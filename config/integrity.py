@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.utils.functional import Promise
 
 SAMPLES = 5
+KEPT_FRESH = timedelta(minutes=11)  # two rounds of config.measure_integrity, and a little
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,27 @@ def report(now: datetime | None = None) -> list[Reading]:
 
 
 def keep_reading(name: str, now: datetime) -> Reading:
-    """Measure one and keep the count for the trend."""
+    """Measure one and keep the count for the dashboard and the trend."""
     from config.models import IntegrityReading
 
     reading = measure(invariants()[name], now)
     IntegrityReading.objects.create(name=name, count=reading.count, measured_at=now)
     return reading
+
+
+def latest(now: datetime) -> list[Reading] | None:
+    """The newest kept reading of each invariant; None if one was not measured lately. Raw for the LATERAL."""
+    from config.models import IntegrityReading
+
+    known = invariants()
+    found = IntegrityReading.objects.raw(
+        "SELECT reading.* FROM unnest(%s::text[]) AS wanted(name) CROSS JOIN LATERAL ("
+        "SELECT * FROM integrity_readings WHERE name = wanted.name AND measured_at > %s"
+        " ORDER BY measured_at DESC LIMIT 1) AS reading",
+        [list(known), now - KEPT_FRESH],
+    )
+    readings = [Reading(row.name, known[row.name].severity, row.count, [], None) for row in found]
+    return readings if len(readings) == len(known) else None
 
 
 def trends(now: datetime, hours: int = 24) -> dict[str, list[int]]:

@@ -38,6 +38,14 @@ def django_db_setup(django_db_setup, django_db_blocker):
                 cursor.execute(f'ALTER TABLE "{model._meta.db_table}" SET (autovacuum_enabled = off)')
 
 
+@pytest.fixture(autouse=True)
+def _nothing_remembered():
+    """What a page keeps for a minute would be the next test's."""
+    from django.core.cache import cache
+
+    cache.clear()
+
+
 @pytest.fixture
 def make_client(db):
     """An API client with a knox token in the groups named."""

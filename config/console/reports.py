@@ -63,6 +63,7 @@ def _heal(request: HttpRequest, invariant: Any) -> HttpResponse:
     with transaction.atomic():
         done = integrity.heal(invariant.name)
         record_human_action(request.user, model, f"heal {invariant.name}", details=dict(done))
+    integrity.keep_reading(invariant.name, timezone.now())
     cache.delete("console.integrity")
     text = _("%(name)s: %(counts)s") % {"name": invariant.name, "counts": counts_text(done)}
     messages.success(request, text)

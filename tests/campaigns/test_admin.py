@@ -1,6 +1,7 @@
 """The operator's screens: every page opens, actions call the services, a lead's silence is explained."""
 
 from datetime import timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -10,8 +11,20 @@ from django.utils import timezone
 
 from campaigns import demo
 from campaigns.models import Enrollment, Execution, Lead, Reply, Sender, Sequence
+from campaigns.services.statistics import reply_hours
 from config import integrity
-from tests.campaigns.factories import DAY, NOW, SenderFactory, SequenceFactory, work
+from tests.campaigns.factories import (
+    DAY,
+    HOUR,
+    NOW,
+    EnrollmentFactory,
+    ExecutionFactory,
+    ReplyFactory,
+    SenderFactory,
+    SequenceFactory,
+    StepFactory,
+    work,
+)
 from tests.campaigns.test_reconciling import fresh
 from tests.campaigns.test_signal import assert_right
 
@@ -132,3 +145,26 @@ def test_the_integrity_report_says_since_when_of_each_finding(staff):
         finding = page.partition(f'id="campaigns.{name}"')[2].partition("</section>")[0]
         assert shown in finding, name
     assert "1 waiting, ∞ a day" in page
+
+
+def test_a_reply_answers_the_last_step_before_it():
+    sequence = SequenceFactory()
+    first, second = StepFactory(sequence=sequence), StepFactory(sequence=sequence)
+    row = EnrollmentFactory(sequence=sequence, status="replied")
+    ExecutionFactory(enrollment=row, step=first, status="sent", scheduled_at=NOW - 2 * HOUR)
+    ExecutionFactory(enrollment=row, step=second, status="sent", scheduled_at=NOW - HOUR)
+    work(sequence, status="sent", enrollment="completed", due=NOW - HOUR)
+    ReplyFactory(enrollment=row, received_at=NOW)
+    assert reply_hours(sequence, NOW, ZoneInfo("UTC")) == {8: (1, 0), 9: (2, 1)}
+    assert reply_hours(sequence, NOW + 31 * DAY, ZoneInfo("UTC")) == {}
+
+
+def test_the_sequence_page_draws_its_charts_only_when_there_is_something(staff):
+    now = timezone.now()
+    row = work(status="sent", enrollment="replied", due=now)
+    url = reverse("admin:campaigns_sequence_change", args=[row.enrollment.sequence_id])
+    assert 'id="reply-rate"' not in staff.get(url).content.decode()
+    ReplyFactory(enrollment=row.enrollment, received_at=now)
+    page = staff.get(url).content.decode()
+    assert 'id="reply-rate"' in page and "1 of 1 answered, 100%" in page
+    assert 'id="upcoming"' not in page

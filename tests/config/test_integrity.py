@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from datetime import timedelta
 from io import StringIO
 
 import pytest
@@ -9,6 +10,7 @@ from django.utils import timezone
 
 from config import integrity, sweeping
 from config.integrity import Invariant
+from config.models import IntegrityReading
 from config.sweeps import measure_integrity
 from devices.models import PC
 from tests.factories import PCFactory
@@ -100,3 +102,18 @@ def test_a_measurement_out_of_time_is_continued_behind_the_last_one(monkeypatch)
     assert first.counts["out_of_time"] == 1
     measure_integrity(sweeping.Sweep("config.measure_integrity", timezone.now(), cursor=first.cursor))
     assert seen == [*names, names[0]]
+
+
+def test_latest_is_what_the_sweep_kept_and_nothing_when_one_is_missing_or_old(small_pcs):
+    now = timezone.now()
+    assert integrity.latest(now) is None
+    for name in integrity.invariants():
+        integrity.keep_reading(name, now - timedelta(minutes=8))
+    kept = [integrity.keep_reading(name, now) for name in integrity.invariants()]
+    assert [(r.name, r.count) for r in integrity.latest(now)] == [(r.name, r.count) for r in kept]
+    assert integrity.latest(now + timedelta(minutes=12)) is None
+    first = next(iter(integrity.invariants()))
+    IntegrityReading.objects.filter(name=first).delete()
+    assert integrity.latest(now) is None
+    integrity.keep_reading(first, now)
+    assert integrity.latest(now) is not None

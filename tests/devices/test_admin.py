@@ -1,10 +1,12 @@
+from datetime import timedelta
+
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.urls import reverse
 
 from devices import services
-from devices.models import PC, Device, Task, TaskDevice
+from devices.models import PC, Attempt, Device, Task, TaskDevice
 
 
 @pytest.fixture
@@ -133,3 +135,16 @@ def test_a_list_takes_the_same_number_of_queries_however_long(staff, farm, name,
     farm.claim(pc, 10)
     with django_assert_max_num_queries(16):
         page(staff, name)
+
+
+def test_slots_over_time_are_the_seconds_run_over_the_length(farm):
+    pc, half = farm.pc(devices=2), timedelta(minutes=30)
+    farm.task(2)
+    one, two = farm.claim(pc, 2)
+    farm.later(minutes=15)
+    farm.complete(one)
+    farm.later(minutes=15)
+    shown = [round(busy, 3) for _at, busy in Attempt.objects.busy_slots(farm.now, 3, half)]
+    assert shown == [0, 0, 1.5]  # one for a quarter of an hour, one, still running, for the whole
+    farm.later(minutes=30)
+    assert [round(busy, 3) for _at, busy in Attempt.objects.busy_slots(farm.now, 3, half)] == [0, 1.5, 1]

@@ -10,6 +10,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from config.models import SweepRun
+from messaging.admin.overview import backlog_seconds
 from messaging.models import (
     Message,
     MessageAttempt,
@@ -23,6 +25,7 @@ from messaging.models import (
     WebhookInbox,
 )
 from messaging.services import add_suppression
+from messaging.services.analytics import accepted_by_day, fold_deltas
 from messaging.services.templates import Hold, change_template, create_template
 from messaging.services.webhooks import create_endpoint
 from tests.messaging.factories import ApplicationFactory, message, message_in, subscribe
@@ -317,3 +320,23 @@ def test_the_dashboard_tells_of_today_and_of_what_waits(boss):
     page = boss.get(reverse("admin:panels")).content.decode()
     for word in ("Messages today", "due now", "outcome unknown", "breaker open", "provider events parked"):
         assert word in page, word
+
+
+def test_the_backlog_s_end_is_told_from_the_last_hour_s_pace():
+    now = timezone.now()
+    assert backlog_seconds(100, now) is None
+    fields = {"name": "messaging.dispatch_due_messages", "now": now}
+    for counts, minutes, seconds in (({"successful": 40, "failed": 10}, 5, 10), ({}, 4, 9), ({"successful": 9}, 90, 1)):
+        started = now - timedelta(minutes=minutes)
+        ended = started + timedelta(seconds=seconds)
+        SweepRun.objects.create(**fields, counts=counts, started_at=started, ended_at=ended)
+    assert backlog_seconds(100, now) == 20
+
+
+def test_the_days_before_are_counted_by_channel():
+    start = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
+    for day in (0, 2, 2):
+        message_in("received", subscribe(type="Email"), at=start + timedelta(days=day, hours=5))
+    message_in("failed", subscribe(type="SMS"), at=start)
+    fold_deltas()
+    assert accepted_by_day(start, start + timedelta(days=3)) == {"email": [1, 0, 2]}
