@@ -81,8 +81,8 @@ class Child:
             self.process = None
 
 
-class Interrupted(BaseException):
-    """A signal came while there was nothing yet to stop in order."""
+class Interrupted(KeyboardInterrupt):
+    """A signal came while there was nothing yet to stop in order. Of this kind, because psycopg ends its query then."""
 
 
 class Signals:

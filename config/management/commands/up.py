@@ -33,8 +33,10 @@ class Command(BaseCommand):
             raise CommandError("--port: expected a whole number from 1 to 65535")
         try:
             self._up(signals, port, not options["no_demo"], not options["no_worker"])
-        except Interrupted:
-            pass
+        except (Interrupted, CommandError, db.Error):
+            # Interrupted in the middle of a statement, the connection may complain on its way out.
+            if signals.orderly or not signals.stop:
+                raise
         finally:
             signals.orderly = True  # from here on a second Ctrl-C changes nothing
             db.connections.close_all()
