@@ -1,5 +1,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
+# A third of the suite waits for browsers, locks and processes: more workers than cores.
+TEST_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
 
 .PHONY: run test lint bench
 
@@ -7,7 +9,7 @@ run: $(VENV)/.installed
 	$(BIN)/python manage.py up
 
 test: lint
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

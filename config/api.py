@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.middleware.common import CommonMiddleware
 from django.urls import path
+from django.utils.deprecation import MiddlewareMixin
 from django.views import defaults
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -16,6 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from config import integrity, observe
+from config.rest.handler import refusal
 
 
 class ReadingSerializer(serializers.Serializer[integrity.Reading]):
@@ -73,5 +76,25 @@ def outside_views(status: int, code: str, detail: str, page: Callable[..., HttpR
 bad_request = outside_views(400, "bad_request", "The request cannot be read.", defaults.bad_request)
 not_found = outside_views(404, "not_found", "There is nothing at this address.", defaults.page_not_found)
 server_error = outside_views(500, "error", "Something went wrong on our side.", defaults.server_error)
+
+
+def away_page(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse("The database is away. Try again.", status=503, content_type="text/plain")
+
+
+unavailable = outside_views(503, "unavailable", "The database is away. Try again.", away_page)
+
+
+class PagesWithoutDatabase(MiddlewareMixin):
+    """What config.rest does for the API, for everything else: a dependency that is away is a 503, no fault of ours."""
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
+        error = refusal(exception) if isinstance(exception, Error) else None
+        if error is None or error.status != 503:
+            return None
+        answer: HttpResponseBase = unavailable(request)
+        answer.headers["Retry-After"] = str(error.retry_after)
+        return answer
+
 
 urlpatterns = [path("integrity/", IntegrityView.as_view(), name="integrity")]

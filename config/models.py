@@ -96,11 +96,11 @@ class Decision(models.Model):
     rule = models.TextField(_("rule"))
     object_type = models.TextField(_("object type"))
     object_id = models.TextField(_("object"))
-    inputs = models.JSONField(_("evidence"), default=dict)
-    before = models.JSONField(_("before"), default=dict)
-    after = models.JSONField(_("after"), default=dict)
-    won = models.BooleanField(_("took effect"), default=True)
-    affected = models.IntegerField(_("rows"), default=1)
+    inputs = models.JSONField(_("evidence"), default=dict, db_default={})
+    before = models.JSONField(_("before"), default=dict, db_default={})
+    after = models.JSONField(_("after"), default=dict, db_default={})
+    won = models.BooleanField(_("took effect"), default=True, db_default=True)
+    affected = models.IntegerField(_("rows"), default=1, db_default=1)
     created_at = models.DateTimeField(_("at"), db_default=Now())
 
     class Meta:
@@ -206,3 +206,15 @@ class ThrottleWindow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.client} {self.window_start}"
+
+
+@models.Field.register_lookup
+class AnyOf(models.Lookup):  # type: ignore[type-arg]
+    """`pk__any=keys`: one array, where `pk__in` writes a placeholder per key and the driver reads them all."""
+
+    lookup_name = "any"
+    prepare_rhs = False
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        left, params = self.process_lhs(compiler, connection)
+        return f"{left} = ANY(%s)", (*params, list(self.rhs))

@@ -5,6 +5,7 @@ import logging.config
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -12,8 +13,10 @@ import structlog
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 from django.db.migrations.executor import MigrationExecutor
+from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
+from django.utils.functional import empty
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
@@ -21,25 +24,51 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 CANARY_FRESH = 90
 # How `up` introduces itself when it asks, every few seconds, whether the web server answers.
 PROBER = "signalbox-up"
+PROBED = ("/healthz", "/readyz")
 log = structlog.get_logger("http")
 
 # Nothing that names a person or opens a door belongs in a log line.
 SECRETS = re.compile(
-    r"(?P<email>[\w.+-]+@[\w-]+\.[\w.-]+)"
+    r"(?P<ip>\bip=[0-9A-Fa-f.:]*[0-9A-Fa-f])"
+    r"|(?P<email>(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]+)"
     r"|(?P<phone>\+\d{7,15}\b)"
     r"|(?P<token>(?i:token|bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,})"
     r"|(?P<pair>(?i:\"?(?:password|secret|token|authorization)\"?\s*[=:]\s*)\"?[^\s\",}]+)"
 )
 
 
+# PostgreSQL says in it what the row holds that it refuses: content and address of a message.
+DETAIL = re.compile(r"\nDETAIL:.*?(?=\n\nThe above exception|\n\nDuring handling|\Z)", re.DOTALL)
+
+
 def redact(text: str) -> str:
-    return SECRETS.sub(lambda match: f"[{match.lastgroup}]", text)
+    return SECRETS.sub(lambda match: f"[{match.lastgroup}]", DETAIL.sub("", text))
 
 
 def _redact_event(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
     # Django's own lines carry the request, whose text is its address with the query string.
     kept = {key: value for key, value in event.items() if key != "request"}
     return {key: redact(value) if isinstance(value, str) else value for key, value in kept.items()}
+
+
+class FaultsOnly(logging.Filter):
+    """Each request has its line from RequestMiddleware: of Django's own only exceptions are news, and their text is
+    the path, which may hold a link's token."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = "exception", ()
+        return record.exc_info is not None
+
+
+class Told:
+    """A stream whose lines become lines of the log."""
+
+    def __init__(self, name: str) -> None:
+        self.log = structlog.get_logger(name)
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            self.log.info(text.strip())
 
 
 def configure_logging(config: dict[str, Any]) -> None:
@@ -73,21 +102,43 @@ def configure_logging(config: dict[str, Any]) -> None:
             "version": 1,
             "disable_existing_loggers": False,
             "formatters": {"line": formatter},
+            "filters": {"faults": {"()": FaultsOnly}},
             "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
             "root": {"handlers": ["stderr"], "level": "INFO"},
             "loggers": {
                 "django.server": {"handlers": ["stderr"], "propagate": False},
                 "django-q": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
                 "httpx": {"level": "WARNING"},
-                # Each request has its line from RequestMiddleware; this would repeat refusals with their addresses.
-                "django.request": {"level": "ERROR"},
+                "django.request": {"level": "ERROR", "filters": ["faults"]},
+                # Without handlers of their own, which would write past the redaction.
+                "django": {"handlers": [], "level": "INFO"},
+                "gunicorn.error": {"handlers": [], "level": "WARNING", "propagate": True},
             },
         }
     )
     if settings.SENTRY_DSN:
         import sentry_sdk
 
-        sentry_sdk.init(dsn=settings.SENTRY_DSN, send_default_pii=False, max_request_body_size="never")
+        # Local variables hold what is written to people, and their addresses.
+        sentry_sdk.init(
+            dsn=settings.SENTRY_DSN,
+            send_default_pii=False,
+            max_request_body_size="never",
+            include_local_variables=False,
+            before_send=_redact_report,
+        )
+
+
+def _redact_report(report: Any, _hint: Any) -> Any:
+    for raised in (report.get("exception") or {}).get("values") or ():
+        raised["value"] = redact(str(raised.get("value") or ""))
+    return report
+
+
+def client_of(request: HttpRequest) -> str | None:
+    """Who asked, if answering took knowing it: to look it up now is a query more, and without a database a failure."""
+    user = getattr(request, "user", None)
+    return None if getattr(user, "_wrapped", None) is empty else getattr(user, "username", "") or None
 
 
 class RequestMiddleware:
@@ -102,16 +153,15 @@ class RequestMiddleware:
         started = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             response = self.get_response(request)
-            user = getattr(request, "user", None)
             route = getattr(getattr(request, "resolver_match", None), "route", None)
-            probe = route in ("healthz", "readyz") and request.headers.get("User-Agent") == PROBER
+            probe = request.path_info in PROBED and request.headers.get("User-Agent") == PROBER
             tell = log.debug if probe and response.status_code == 200 else log.info
             tell(
                 "request",
                 method=request.method,
                 route=route,
                 status=response.status_code,
-                client=getattr(user, "username", "") or None,
+                client=client_of(request),
                 ms=round((time.monotonic() - started) * 1000),
             )
         response["X-Request-ID"] = request_id
@@ -258,6 +308,11 @@ def _sweeps() -> Iterator[GaugeMetricFamily]:
     seconds = [([n], (ended_at - run.started_at).total_seconds()) for n, run, ended_at in known]
     outcomes = [([n, outcome], count) for n, run, _at in known for outcome, count in run.counts.items()]
     failed = [([n], float(bool(run.error))) for n, run, _at in known]
+    lately = SweepRun.objects.filter(started_at__gt=now - timedelta(hours=1))
+    runs = lately.values_list("name").annotate(runs=Count("id"), errors=Count("id", filter=~Q(error="")))
+    counted = {name: {"ok": total - errors, "error": errors} for name, total, errors in runs}
+    ran = [([n, o], counted.get(n, {}).get(o, 0)) for n in settings.SWEEPS for o in ("ok", "error")]
+    yield _gauge("sweep_runs", "Runs begun in the last hour", ["sweep", "outcome"], ran)
     yield _gauge("sweep_last_run_age_seconds", "Since the sweep last ended", ["sweep"], ages)
     yield _gauge("sweep_seconds", "How long the last run took", ["sweep"], seconds)
     yield _gauge("sweep_rows", "Outcomes of the last run", ["sweep", "outcome"], outcomes)

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 import dj_database_url
+import psycopg
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -23,6 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 from django.utils.translation import gettext_lazy as _
+from psycopg.conninfo import make_conninfo
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
@@ -83,16 +85,38 @@ def hosts(text: str) -> list[str]:
 def url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         parts = urlsplit(text)
-        if parts.scheme not in schemes or not parts.hostname:
+        if parts.scheme not in schemes or not parts.hostname or re.search(r"[\s\x00-\x1f]", text):
             raise ValueError(f"expected a URL with the scheme {' or '.join(schemes)} and a host")
-        parts.port  # noqa: B018  raises ValueError for a port that is none
+        if parts.port == 0:  # and the question raises ValueError for a port that is none
+            raise ValueError("expected a port from 1 to 65535")
         return text.rstrip("/")
 
     return parse
 
 
+def public_url(text: str) -> str:
+    """What paths are appended to."""
+    clean = url("http", "https")(text)
+    if "@" in urlsplit(text).netloc or "?" in text or "#" in text:
+        raise ValueError("expected scheme, host and perhaps a port and a path, such as https://signalbox.example")
+    return clean
+
+
 def origins(text: str) -> list[str]:
-    return [url("http", "https")(word) for word in words(text)]
+    found = [url("http", "https")(word) for word in words(text)]
+    for origin in found:
+        if not re.fullmatch(r"https?://[^/?#@]+", origin):
+            raise ValueError(f"expected scheme, host and perhaps a port, not {origin!r}")
+    if not found:
+        raise ValueError("expected at least one origin such as https://signalbox.example")
+    return found
+
+
+def directory(text: str) -> Path:
+    try:
+        return Path(text).expanduser().resolve()
+    except RuntimeError as error:  # ~nobody, a loop of links
+        raise ValueError(f"{text!r} is no directory: {error}") from None
 
 
 def sentry_dsn(text: str) -> str:
@@ -116,7 +140,9 @@ def time_zone(text: str) -> str:
 def rate(text: str) -> tuple[int, int]:
     """'12000/min' as (requests, seconds)."""
     count, _slash, period = text.partition("/")
-    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(period[:1])
+    names = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
+    names |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
+    seconds = names.get(period)
     if not count.isascii() or not count.isdigit() or int(count) < 1 or seconds is None:
         raise ValueError(f"expected a rate such as 12000/min, not {text!r}")
     return int(count), seconds
@@ -129,6 +155,10 @@ def database(text: str) -> dict[str, Any]:
     if not parsed.get("NAME"):
         raise ValueError("the database's name is missing")
     parsed["OPTIONS"] = {"connect_timeout": 10, **parsed.get("OPTIONS", {})}
+    try:
+        make_conninfo(**parsed["OPTIONS"])
+    except psycopg.Error as error:
+        raise ValueError(" ".join(str(error).split())) from None
     return parsed
 
 
@@ -160,16 +190,17 @@ def secret_key() -> str:
 
 
 DEBUG = env("DEBUG", boolean, False)
-DATA_DIR = env("DATA_DIR", lambda text: Path(text).expanduser().resolve(), BASE_DIR / "var")
+DATA_DIR = env("DATA_DIR", directory, BASE_DIR / "var")
 DATABASE = env("DATABASE_URL", database, {"ENGINE": "config.embedded", "NAME": "signalbox", "DATA_DIR": DATA_DIR})
 SECRET_KEY = secret_key()
 SECRET_KEY_FALLBACKS: list[str] = env("SECRET_KEY_FALLBACKS", words, [])
 PORT = env("PORT", whole(1, 65535), 8000)
 WEB_WORKERS = env("WEB_WORKERS", whole(1, 64), 2)
+WEB_THREADS = 80  # of each worker; each may keep a connection, and the embedded server has 200
 Q_WORKERS = env("Q_WORKERS", whole(1, 64), 4)
-PUBLIC_URL = env("PUBLIC_URL", url("http", "https"), f"http://localhost:{PORT}")
+PUBLIC_URL = env("PUBLIC_URL", public_url, f"http://localhost:{PORT}")
 ALLOWED_HOSTS = env("ALLOWED_HOSTS", hosts, ["localhost", "127.0.0.1", "[::1]", str(urlsplit(PUBLIC_URL).hostname)])
-CSRF_TRUSTED_ORIGINS = env("CSRF_TRUSTED_ORIGINS", origins, [PUBLIC_URL])
+CSRF_TRUSTED_ORIGINS = env("CSRF_TRUSTED_ORIGINS", origins, ["{0.scheme}://{0.netloc}".format(urlsplit(PUBLIC_URL))])
 REDIS_URL = env("REDIS_URL", url("redis", "rediss"), "")
 LOG_FORMAT = env("LOG_FORMAT", one_of("console", "json"), "console")
 SENTRY_DSN = env("SENTRY_DSN", sentry_dsn, "")
@@ -214,6 +245,7 @@ MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "config.api.SlashesForReaders",
+    "config.api.PagesWithoutDatabase",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -277,7 +309,7 @@ LOGIN_REDIRECT_URL = reverse_lazy("admin:index")
 # Cookies and redirects follow the public address: `make run` serves plain http on localhost, production is https.
 HTTPS = PUBLIC_URL.startswith("https://")
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
-SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
+SECURE_REDIRECT_EXEMPT = [r"^healthz/?$", r"^readyz/?$", r"^metrics/?$"]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 SECURE_HSTS_SECONDS = env("HSTS_SECONDS", whole(0, 63_072_000), 31_536_000 if HTTPS else 0)
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SECURE_HSTS_SECONDS > 0

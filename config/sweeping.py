@@ -1,5 +1,6 @@
 """Run a sweep: take one of its slots, work in pages within a budget, isolate poison rows, record the run."""
 
+import inspect
 import os
 import socket
 import time
@@ -8,11 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from uuid import UUID
 
 import structlog
 from croniter import croniter
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.db import OperationalError, connection, models, transaction
@@ -126,8 +130,13 @@ class Sweep:
     def fail(self, key: Any, error: Exception) -> None:
         self.counts["error"] += 1
         if len(self.errors) < ERRORS_TOLD:
-            self.errors.append(f"{key}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            self.errors.append(f"{key}: {_told(error)}")
         log.exception("poison_row", sweep=self.name, key=str(key), exc_info=error)
+
+
+def _told(error: Exception) -> str:
+    """The first line: the database's next ones are what the row holds."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _cancelled(error: Exception) -> bool:
@@ -204,7 +213,7 @@ def _rehearse(sweep: Sweep, function: Callable[[Sweep], None]) -> dict[str, Any]
             function(sweep)
             transaction.set_rollback(True)
     except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}"
+        error = _told(failure)
         log.exception("sweep_failed")
     return _summary(sweep, started_at, error)
 
@@ -231,7 +240,7 @@ def _perform(sweep: Sweep, function: Callable[[Sweep], None], slot: int) -> dict
     try:
         function(sweep)
     except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}"
+        error = _told(failure)
         log.exception("sweep_failed")
     summary = _summary(sweep, started_at, error)
     record.ended_at, record.counts, record.error, record.cursor = (
@@ -363,10 +372,26 @@ def _path(name: str) -> str:
     return f"{app}.sweeps.{function}"
 
 
+def written() -> Iterator[str]:
+    """The names of the sweeps there are: what in an app's sweeps.py takes a Sweep."""
+    for app in apps.get_app_configs():
+        if not find_spec(f"{app.name}.sweeps"):
+            continue
+        module = import_module(f"{app.name}.sweeps")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            first = next(iter(inspect.signature(function).parameters.values()), None)
+            if function.__module__ == module.__name__ and name[0] != "_" and first and first.annotation is Sweep:
+                yield f"{app.name}.{name}"
+
+
 @register()
 def check_sweeps(**_kwargs: Any) -> list[CheckMessage]:
-    """Each name in settings.SWEEPS is a function, each cron a schedule."""
-    errors: list[CheckMessage] = []
+    """Each name in settings.SWEEPS is a function, each cron a schedule, and no sweep is forgotten."""
+    errors: list[CheckMessage] = [
+        Error(f"SWEEPS: {name} is missing, so nobody would run it", id="config.E009")
+        for name in written()
+        if name not in settings.SWEEPS
+    ]
     for name, plan in settings.SWEEPS.items():
         try:
             import_string(_path(name))

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import OperationalError, connection, models, transaction
+from django.utils import timezone
 
 from config.integrity import invariants, keep_reading
 from config.models import BulkAction, Canary, IdempotencyKey, IntegrityReading, SweepRun, ThrottleWindow
@@ -18,11 +19,13 @@ def purge_expired(sweep: Sweep) -> None:
     for rows in (
         IdempotencyKey.objects.filter(created_at__lt=sweep.now - settings.IDEMPOTENCY_WINDOW),
         ThrottleWindow.objects.filter(window_start__lt=sweep.now - timedelta(days=2)),
-        SweepRun.objects.filter(started_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
+        # By its end: a time in the future (--now) must not take the run that is looking, nor any other at work.
+        SweepRun.objects.filter(ended_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
         BulkAction.objects.filter(ended_at__lt=sweep.now - settings.BULK_ACTIONS_KEPT),
         IntegrityReading.objects.filter(measured_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
         Task.objects.filter(stopped__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
-        Canary.objects.filter(asked_at__lt=sweep.now - settings.SWEEP_RUNS_KEPT),
+        # By the true clock: `up` waits for these answers, whatever time somebody asks about.
+        Canary.objects.filter(asked_at__lt=timezone.now() - settings.SWEEP_RUNS_KEPT),
     ):
         _delete(sweep, rows)
 

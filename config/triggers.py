@@ -48,16 +48,23 @@ def append_only(name: str, *, deletable: str = "false") -> list[pgtrigger.Trigge
 
 
 def undeletable(name: str) -> list[pgtrigger.Trigger]:
-    """Rows change, but go only by `purge_retention`.."""
+    """Rows change, but go only by `purge_retention`."""
+    refusal = (
+        f"RAISE EXCEPTION '% of {name} refused: rows go by purge_retention', TG_OP"
+        f" USING ERRCODE = 'check_violation', CONSTRAINT = '{name}_kept', TABLE = '{name}';"
+    )
     return [
         pgtrigger.Trigger(
             name=f"{name}_kept",
             when=pgtrigger.Before,
             operation=pgtrigger.Delete,
-            func=f"""
-                IF current_setting('{PURGING}', true) = 'on' THEN RETURN OLD; END IF;
-                RAISE EXCEPTION 'DELETE of {name} refused: rows go by purge_retention'
-                    USING ERRCODE = 'check_violation', CONSTRAINT = '{name}_kept', TABLE = '{name}';
-            """,
-        )
+            func=f"IF current_setting('{PURGING}', true) = 'on' THEN RETURN OLD; END IF; {refusal}",
+        ),
+        pgtrigger.Trigger(
+            name=f"{name}_no_truncate",
+            level=pgtrigger.Statement,
+            when=pgtrigger.Before,
+            operation=pgtrigger.Truncate,
+            func=refusal,
+        ),
     ]

@@ -1,5 +1,5 @@
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import include, path, re_path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
@@ -9,9 +9,9 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
     path("i18n/", include("django.conf.urls.i18n")),
-    path("healthz", observe.healthz),
-    path("readyz", observe.readyz),
-    path("metrics", api.metrics),
+    re_path("^healthz/?$", observe.healthz),
+    re_path("^readyz/?$", observe.readyz),
+    re_path("^metrics/?$", api.metrics),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
     path("api/v1/", include(api.urlpatterns)),

@@ -1,6 +1,8 @@
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections
 from django.db.backends.postgresql.operations import DatabaseOperations
 from knox.models import AuthToken
 from rest_framework.test import APIClient
@@ -60,6 +62,16 @@ def make_client(db):
         return client
 
     return make
+
+
+@pytest.fixture
+def keeps_its_connection():
+    """Between requests Django closes a connection that is inside a transaction, which here is the test's own."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 import schemathesis
 from django.contrib.auth import get_user_model
-from django.core.signals import request_finished, request_started
-from django.db import close_old_connections, transaction
+from django.db import transaction
 from drf_spectacular.drainage import GENERATOR_STATS
 from drf_spectacular.generators import SchemaGenerator
 from hypothesis import HealthCheck, given, settings
@@ -19,16 +18,6 @@ from schemathesis import GenerationMode
 from config.wsgi import application
 
 EXAMPLES_PER_OPERATION = int(os.environ.get("FUZZ_EXAMPLES", 10))
-
-
-@pytest.fixture
-def keeps_its_connection():
-    """Between requests Django closes a connection that is inside a transaction, which here is the test's own."""
-    for signal in (request_started, request_finished):
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in (request_started, request_finished):
-        signal.connect(close_old_connections)
 
 
 @pytest.fixture

@@ -120,22 +120,23 @@ MARKS = {"_", "_now", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy", "p
 def marked_in_code(path: Path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MARKS and node.args:
-            first = node.args[1] if node.func.id.startswith("pgettext") else node.args[0]
+            *context, first = node.args[:2] if node.func.id.startswith("pgettext") else node.args[:1]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield first.value
+                yield context[0].value if context else None, first.value
 
 
 def marked_in_template(path: Path):
     for literal in re.findall(
         r"""\bn?gettext\((u?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))""", templatize(path.read_text())
     ):
-        yield ast.literal_eval(literal)
+        yield None, ast.literal_eval(literal)
 
 
 @pytest.mark.parametrize("app", ["config", "locks", "messaging", "campaigns", "reminders", "devices", "templates"])
 def test_every_marked_string_has_its_korean(app):
-    known = {entry.msgid for path in catalogues() for entry in polib.pofile(str(path)) if entry.translated()}
+    written = (entry for path in catalogues() for entry in polib.pofile(str(path)) if entry.translated())
+    known = {(entry.msgctxt, entry.msgid) for entry in written}
     code = [path for path in (ROOT / app).rglob("*.py") if "migrations" not in path.parts]
     marked = {text for path in code for text in marked_in_code(path)}
     marked |= {text for path in (ROOT / app).rglob("*.html") for text in marked_in_template(path)}
-    assert sorted(marked - known) == []
+    assert sorted(marked - known, key=str) == []

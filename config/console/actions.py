@@ -12,6 +12,7 @@ from django.db import models, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import slugify
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -47,10 +48,12 @@ def confirmed_action(
     name: str = "",
     icon: str = "bolt",
     danger: bool = False,
+    when: Callable[[Any], bool] = lambda row: True,
 ) -> Any:
     """An entry for ModelAdmin.actions. `run(ids, actor, reason)` is a service and gets at most 500 keys at a time.
 
     `preview(rows)` says a line per row of the (at most 20) rows shown. `permissions` are full names ("app.codename").
+    `when(row)` says for which rows it is a button on their page; what it may do is the service's to say.
     The keys are frozen when the page is shown: what was confirmed is what is touched, however the filter's result
     moves meanwhile. Each batch and its audit rows are one transaction, so `run` must not call the network. More rows
     than one batch are worked off in the background, on a page that shows the progress.
@@ -77,9 +80,9 @@ def confirmed_action(
             done = _execute(model_admin, request, allowed, reason)
         except DomainError as error:
             messages.error(request, f"{description}: {error.detail}")
-            return None
+            return _back(request)
         _tell(request, description, done + Counter(gone=len(keys) - len(allowed)))
-        return None
+        return _back(request)
 
     def _ask(model_admin: Any, request: HttpRequest, keys: list[Any], form: forms.Form | None) -> HttpResponse:
         shown = model_admin.get_queryset(request).filter(pk__in=keys[:SHOWN]).order_by("pk")
@@ -95,6 +98,7 @@ def confirmed_action(
             "first_key": keys[0] if keys else "",
             "action_name": action.__name__,
             "checkbox_name": ACTION_CHECKBOX_NAME,
+            "back": request.POST.get("back", ""),
             "form": form,
             "icon": icon,
             "danger": danger,
@@ -117,7 +121,23 @@ def confirmed_action(
     action.short_description = description  # type: ignore[attr-defined]
     action.needs = tuple(permissions)  # type: ignore[attr-defined]
     action.run = run  # type: ignore[attr-defined]
+    action.when = when  # type: ignore[attr-defined]
     return action
+
+
+def can_become(*targets: str) -> Callable[[Any], bool]:
+    """For `when`: the row's graph leads from where it is to one of these states."""
+    from config.console.liveness import state_fields
+    from config.statemachine import graph
+
+    def allowed(row: Any) -> bool:
+        return any(
+            (str(getattr(row, name)), target) in graph(type(row), name).edges
+            for name in state_fields(type(row))
+            for target in targets
+        )
+
+    return allowed
 
 
 def _batches(keys: list[Any]) -> Iterable[list[Any]]:
@@ -139,6 +159,13 @@ def _confirmed_keys(model_admin: Any, request: HttpRequest) -> list[Any]:
         return [field.to_python(key) for key in request.POST.get("keys", "").split(",") if key]
     except ValidationError:
         raise PermissionDenied from None
+
+
+def _back(request: HttpRequest) -> HttpResponse | None:
+    """To the page whose button was pressed; None is the list."""
+    back = request.POST.get("back", "")
+    inside = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith(reverse("admin:index"))
+    return HttpResponseRedirect(back) if inside else None
 
 
 def _tell(request: HttpRequest, description: Any, done: Counter[str]) -> None:

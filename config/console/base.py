@@ -87,7 +87,7 @@ class ConsoleAdmin(ModelAdmin):
     list_filter_sheet = True
     list_fullwidth = True
     warn_unsaved_form = True
-    change_form_outer_before_template: str | None = "admin/console/liveness.html"
+    change_form_outer_before_template: str | None = "admin/console/above.html"
     change_form_outer_after_template: str | None = "admin/console/timeline.html"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -110,6 +110,14 @@ class ConsoleAdmin(ModelAdmin):
             if request.user.has_perms(getattr(action[0], "needs", ()))  # type: ignore[union-attr]
         }
 
+    def acts_for(self, obj: Any) -> Iterable[str]:
+        """Names of the actions that make sense for this row as it is: they are buttons on its page."""
+        return [action.__name__ for action in self.actions or () if getattr(action, "when", _never)(obj)]  # type: ignore[union-attr]
+
+    def links_for(self, request: HttpRequest, obj: Any) -> list[dict[str, Any]]:
+        """Further buttons: {"title", "url"}."""
+        return []
+
     def timeline_entries(self, obj: Any) -> Iterable[Entry]:
         """An app's own events of the object."""
         return ()
@@ -123,7 +131,10 @@ class ConsoleAdmin(ModelAdmin):
         obj = kwargs.get("obj")
         if obj is not None and obj.pk is not None and not kwargs.get("add"):
             owners = [owner(obj, name) for name in state_fields(self.model)]
+            allowed = self.get_actions(request)
+            acts = [{"name": name, "title": allowed[name][2]} for name in self.acts_for(obj) if name in allowed]
             context.update(timeline=self.timeline(obj), owners=owners, timeline_limit=TIMELINE)
+            context.update(acts=acts, acts_url=list_url(self.model), links=self.links_for(request, obj))
         return super().render_change_form(request, context, *args, **kwargs)
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
@@ -131,6 +142,14 @@ class ConsoleAdmin(ModelAdmin):
         meta = self.model._meta
         url = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[object_id])
         return HttpResponseRedirect(f"{url}#timeline")
+
+
+def _never(obj: Any) -> bool:
+    return False
+
+
+def list_url(model: type[models.Model]) -> str:
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 
 
 def _decisions(obj: models.Model, words: dict[str, Any]) -> Iterable[Entry]:

@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 
 from config.console.audit import record_human_actions
+from config.console.panels import counted
 from config.models import BulkAction, BulkActionRow
 from config.sweeping import Sweep, nudge
 
@@ -98,6 +99,7 @@ def progress(bulk: BulkAction) -> dict[str, Any]:
         "done": done,
         "percent": 100 * done // bulk.total if bulk.total else 100,
         "failures": list(failures),
+        "counted": counted(bulk.counts),
     }
 
 

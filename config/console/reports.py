@@ -64,7 +64,7 @@ def _heal(request: HttpRequest, invariant: Any) -> HttpResponse:
         done = integrity.heal(invariant.name)
         record_human_action(request.user, model, f"heal {invariant.name}", details=dict(done))
     integrity.keep_reading(invariant.name, timezone.now())
-    cache.delete("console.integrity")
+    cache.delete_many(["console.integrity", f"console.integrity.{invariant.name}"])
     text = _("%(name)s: %(counts)s") % {"name": invariant.name, "counts": counts_text(done)}
     messages.success(request, text)
     return redirect("admin:integrity")

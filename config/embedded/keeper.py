@@ -23,12 +23,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 GRACE = 2.0  # seconds without a user before stopping: spares consecutive manage.py commands a stop and a start
+STOPPED_LOOK = 4.0  # seconds between two looks for stopped processes
 RECOVERY = 120.0  # seconds a start may take, crash recovery included
 SOCKET = ".s.PGSQL.5432"
 SOCKET_LIMIT = 107  # bytes of sun_path on Linux, without the NUL
@@ -47,6 +48,9 @@ DEFAULTS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] ",
+    # Neither rows nor statements: they hold what people are written to, and their addresses.
+    "log_error_verbosity": "terse",
+    "log_min_error_statement": "panic",
 }
 
 
@@ -93,12 +97,17 @@ def postmaster_file(data: Path) -> list[str]:
         return []
 
 
-def alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """The kernel's letter for what a PostgreSQL process does; X, dead, for any other."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
-        return False
-    return name.endswith("(postgres") and rest.split()[0] not in "ZX"
+        return "X"
+    return rest.split()[0] if name.endswith("(postgres") else "X"
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "ZX"
 
 
 def processes_in(data: Path) -> list[int]:
@@ -373,7 +382,11 @@ def fits(directory: Path) -> bool:
 
 def keep(server: Server, users: int, pid: int) -> None:
     """Return when the server is gone, by itself or because nobody was left."""
+    next_look = time.monotonic() + STOPPED_LOOK
     while alive(pid):
+        if time.monotonic() > next_look:
+            next_look = time.monotonic() + STOPPED_LOOK
+            wake(server.data)
         if try_flock(users):
             fcntl.flock(users, fcntl.LOCK_UN)
             time.sleep(GRACE)
@@ -384,6 +397,14 @@ def keep(server: Server, users: int, pid: int) -> None:
             # Somebody sent SIGTERM, which waits for connections that never close; end them, the next user restarts.
             os.kill(pid, signal.SIGINT)
         time.sleep(0.25)
+
+
+def wake(data: Path) -> None:
+    """A stopped (SIGSTOP) postmaster lets nobody in, a stopped backend keeps its locks: neither notices by itself."""
+    for pid in processes_in(data):
+        if state(pid) == "T":
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def detach(log: Path) -> None:

@@ -4,7 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from config.rest.access import SEE_ALL_TENANTS, ModelPermissions, TenantQuerysetMixin, UUIDLookup
-from config.rest.bodies import BoundedJSON, JSONObject, StrictJSONParser, StrictModelSerializer, StrictSerializer
+from config.rest.bodies import (
+    BoundedJSON,
+    Flag,
+    JSONObject,
+    Moment,
+    StrictJSONParser,
+    StrictModelSerializer,
+    StrictSerializer,
+    Text,
+    Whole,
+)
 from config.rest.idempotency import IdempotentMixin, idempotent
 from config.rest.lists import CursorPages, StrictFilterBackend
 from config.rest.throttle import ClientThrottle
@@ -22,16 +32,20 @@ __all__ = [
     "BoundedJSON",
     "ClientThrottle",
     "CursorPages",
+    "Flag",
     "IdempotentMixin",
     "JSONObject",
     "ModelPermissions",
+    "Moment",
     "Schema",
     "StrictFilterBackend",
     "StrictJSONParser",
     "StrictModelSerializer",
     "StrictSerializer",
     "TenantQuerysetMixin",
+    "Text",
     "UUIDLookup",
+    "Whole",
     "exception_handler",
     "idempotent",
     "transition_responses",

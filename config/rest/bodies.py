@@ -4,18 +4,19 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from itertools import islice
 from typing import IO, Any, NoReturn
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
+from django.utils.translation import gettext_lazy
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ParseError, ValidationError
 from rest_framework.parsers import BaseParser
 
 MAX_DEPTH = 100
-CHUNK, DRAINED_CHUNKS = 65536, 1024
 # Enough to find the mistake; a body of a million unknown keys must not become an answer of a million errors.
 MAX_UNKNOWN = 20
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -32,7 +33,6 @@ class StrictJSONParser(BaseParser):
         limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         raw = stream.read(limit + 1)
         if len(raw) > limit:
-            drain(stream)
             raise RequestDataTooBig
         if not raw:
             return {}
@@ -48,13 +48,6 @@ class StrictJSONParser(BaseParser):
         if ESCAPED_UNSTORABLE.search(text):
             refuse_unstorable(data)
         return data
-
-
-def drain(stream: IO[Any]) -> None:
-    """Read on for a while: what is left unread breaks the client's next request on the same connection."""
-    for _chunk in range(DRAINED_CHUNKS):
-        if not stream.read(CHUNK):
-            return
 
 
 def refuse_constant(name: str) -> NoReturn:
@@ -137,6 +130,53 @@ class StrictSerializer(KnownFieldsOnly, serializers.Serializer[Any]):
 
 class StrictModelSerializer(KnownFieldsOnly, serializers.ModelSerializer[Any]):
     pass
+
+
+class Text(serializers.CharField):
+    """A JSON string: a number is not taken for the text of it."""
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return str(super().to_internal_value(data))
+
+
+class Whole(serializers.IntegerField):
+    """A JSON number without a fraction: no text, no boolean."""
+
+    def to_internal_value(self, data: Any) -> int:
+        if isinstance(data, bool) or not isinstance(data, int | float):
+            self.fail("invalid")
+        return int(super().to_internal_value(data))
+
+
+class Flag(serializers.BooleanField):
+    """JSON's true or false: none of the words that Django takes for them."""
+
+    def to_internal_value(self, data: Any) -> bool:
+        if not isinstance(data, bool):
+            self.fail("invalid", input=data)
+        return data
+
+
+class Moment(serializers.DateTimeField):
+    """A time with its zone that can be reckoned with: some days earlier or later it is still a date of the calendar."""
+
+    default_error_messages = {
+        "no_zone": gettext_lazy("Expected a time with its zone, such as 2026-11-18T09:00:00Z."),
+        "out_of_range": gettext_lazy("Expected a time between the years 1900 and 9000."),
+    }
+
+    def enforce_timezone(self, value: datetime) -> datetime:
+        if value.tzinfo is None:
+            self.fail("no_zone")
+        return super().enforce_timezone(value)
+
+    def to_internal_value(self, value: Any) -> datetime:
+        moment: datetime = super().to_internal_value(value)
+        if not 1900 <= moment.year <= 9000:
+            self.fail("out_of_range")
+        return moment
 
 
 @extend_schema_field({})

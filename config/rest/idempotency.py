@@ -114,7 +114,8 @@ def successful(response: Response) -> Response:
 def remember(row_id: int, response: Response, seal: Seal | None = None) -> Response:
     if 200 <= response.status_code < 300:
         text = None if response.data is None else JSONRenderer().render(response.data).decode()
-        body = text if text is None else json.loads(text) if seal is None else {"sealed": seal.encrypt(text)}
+        # As a text: of an object jsonb would not keep the order, and the first answer is given again as it was.
+        body = text if text is None or seal is None else {"sealed": seal.encrypt(text)}
         IdempotencyKey.objects.filter(pk=row_id).update(status=response.status_code, body=body)
     return response
 
@@ -122,8 +123,10 @@ def remember(row_id: int, response: Response, seal: Seal | None = None) -> Respo
 def replay(first: IdempotencyKey, mark: str, seal: Seal | None = None) -> Response:
     if first.fingerprint != mark:
         raise Conflict("This key was used with another body.", code="idempotency_conflict", attr="Idempotency-Key")
-    body = first.body if seal is None or first.body is None else json.loads(seal.decrypt(first.body["sealed"]))
-    return Response(body, status=first.status, headers={"Idempotent-Replay": "true"})
+    text = first.body if seal is None or first.body is None else seal.decrypt(first.body["sealed"])
+    return Response(
+        json.loads(text) if isinstance(text, str) else text, status=first.status, headers={"Idempotent-Replay": "true"}
+    )
 
 
 def fingerprint(data: Any) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.db.models import TextChoices
 from drf_spectacular.contrib.knox_auth_token import KnoxTokenScheme
+from drf_spectacular.extensions import OpenApiSerializerFieldExtension
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from drf_standardized_errors.openapi import AutoSchema
 from rest_framework import serializers
@@ -36,6 +37,15 @@ IDEMPOTENCY_KEY = OpenApiParameter(
 
 class TokenScheme(KnoxTokenScheme):
     target_class = "config.rest.tokens.TokenAuthentication"
+
+
+class LocalTime(OpenApiSerializerFieldExtension):
+    """`format: time` would demand an offset, and a time of day in somebody's zone has none."""
+
+    target_class = "rest_framework.serializers.TimeField"
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?$"}
 
 
 # Only a request with a body can be too large or of a wrong kind.

@@ -6,5 +6,6 @@ watch     is the cluster alive? asks canaries, and tells the supervisor when it 
 vigil     does every process run, does the web server answer? kills what hangs
 canary    the task that proves it
 broker    django-q2's broker with a lane for this machine's canaries
+lines     the web server's lines in the log
 child     the entry point of a child, whose whole family dies with its parent
 """

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -18,6 +18,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
 from knox.auth import TokenAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 
@@ -129,22 +130,22 @@ def alone() -> Iterator[None]:
         db.connection.close()  # frees the lock, whatever state the connection is in
 
 
-def prepare_database(demo: bool, say: Callable[[str], object]) -> None:
-    say("Preparing the database …")
+def prepare_database(demo: bool, out: OutputWrapper) -> None:
+    out.write("Preparing the database …")
     try:
         call_command("migrate", verbosity=0, interactive=False)
         call_command("sync_schedules", stdout=StringIO())
     except db.Error as error:
         raise _unusable(error, "migrating failed") from error
     if demo and _empty():
-        say("Loading demo data …")
+        out.write("Loading demo data …")
         with db.transaction.atomic():  # all of it or, after a kill, none of it and again next time
-            call_command("seed_demo")
+            call_command("seed_demo", stderr=out)
 
 
 def demo_environment() -> dict[str, str]:
     """The demo's messages go to the console unless somebody named providers."""
-    named = "PROVIDERS" in os.environ
+    named = os.environ.get("PROVIDERS", "").strip()
     return {} if named else {"PROVIDERS": ",".join(f"{kind}={name}" for kind, name in CONSOLE.items())}
 
 

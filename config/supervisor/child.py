@@ -4,7 +4,9 @@ However its parent dies, a process started here dies too, and so do all it forks
 in between leaves nobody behind. The kernel sees to it; a signal handler could not.
 """
 
+import atexit
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -62,6 +64,8 @@ def play_demo(url: str) -> None:
 def main() -> None:
     parent, kind, *arguments = sys.argv[1:]
     bind_family(int(parent))
+    # The interpreter's last collections go through all of Django: on a busy machine seconds of the ten a stop may take.
+    atexit.register(gc.freeze)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     if kind == "web":
         serve_web(arguments)

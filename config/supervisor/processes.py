@@ -90,6 +90,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.stop = False
+        self.asked_at = 0.0
         self.orderly = False
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, self._caught)
@@ -99,6 +100,8 @@ class Signals:
     def _caught(self, _number: int, _frame: FrameType | None) -> None:
         # Only a flag: a handler that takes a lock can meet itself. A second Ctrl-C finds the flag set.
         first, self.stop = not self.stop, True
+        if first:
+            self.asked_at = time.monotonic()
         if first and not self.orderly:
             raise Interrupted
 

@@ -4,6 +4,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
 from django.core.management import CommandError, call_command
+from knox.models import AuthToken
 from rest_framework.test import APIClient
 
 from config.apps import GROUPS
@@ -59,6 +60,13 @@ def test_says_what_is_wrong_and_writes_nothing(args, message):
 def test_a_name_that_cannot_be_is_refused(name):
     with pytest.raises(CommandError, match="printable"):
         create_client(name, "--group", "viewer")
+
+
+def test_a_deactivated_client_gets_no_token():
+    get_user_model().objects.create_user("left", is_active=False)
+    with pytest.raises(CommandError, match="deactivated"):
+        create_client("left", "--group", "viewer")
+    assert not AuthToken.objects.exists()
 
 
 def test_the_groups_of_the_interface_exist_after_migrate():

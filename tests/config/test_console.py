@@ -83,6 +83,14 @@ def test_dashboard_shows_the_foundation_panels(boss: Client) -> None:
         assert text in page
 
 
+def test_dashboard_measures_again_what_the_sweep_found_broken(boss: Client, idle_users: list[int]) -> None:
+    integrity.keep_reading("users_are_active", timezone.now())
+    assert "users_are_active" in boss.get(reverse("admin:panels")).content.decode()
+    User.objects.update(is_active=True)
+    cache.clear()  # a minute later
+    assert "Every invariant holds." in boss.get(reverse("admin:panels")).content.decode()
+
+
 def test_dashboard_marks_a_sweep_that_missed_two_ticks_as_late(boss: Client) -> None:
     sweep_runs(1, started_at=timezone.now() - timezone.timedelta(hours=1))
     assert "late" in boss.get(reverse("admin:panels")).content.decode()
@@ -240,6 +248,10 @@ def test_ten_thousand_rows_are_worked_off_in_the_background(boss: Client, toy: t
     bulk = BulkAction.objects.get()
     assert bulk.status == "finished" and bulk.counts == {"ended": 10_000}
     assert "10000" in boss.get(reverse("admin:bulk_progress", args=[bulk.pk])).content.decode()
+    bulk.counts = {"stopped": 10_000}
+    bulk.save(update_fields=["counts"])
+    korean = boss.get(reverse("admin:bulk_progress", args=[bulk.pk]), headers={"accept-language": "ko"})
+    assert "stopped" not in korean.content.decode()
     again = sweeping.run("config.run_bulk_actions")
     assert again and again["counts"] == {}
 

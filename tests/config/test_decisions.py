@@ -28,6 +28,13 @@ def test_a_bulk_decision_carries_count_and_id_range():
     assert row.created_at is not None
 
 
+def test_one_written_by_hand_needs_no_more_than_what_it_is_about():
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO decisions (rule, object_type, object_id) VALUES ('rule', 'pcs', '1')")
+    row = Decision.objects.get()
+    assert (row.inputs, row.before, row.after, row.won, row.affected) == ({}, {}, {}, True, 1)
+
+
 @pytest.mark.parametrize("sql", ["UPDATE decisions SET rule = 'x'", "DELETE FROM decisions", "TRUNCATE decisions"])
 def test_the_record_cannot_be_changed_afterwards(sql):
     record([decide("rule", PCFactory(), before={}, after={})])

@@ -221,6 +221,13 @@ def test_a_stopped_postmaster_does_not_wait_for_open_connections(home, client):
     assert client().ask(POSTMASTER) > started
 
 
+def test_a_server_that_was_stopped_goes_on(home, client):
+    first = client()
+    first.ask("SELECT 1")
+    os.kill(postmaster(home), signal.SIGSTOP)
+    assert client().ask("SELECT 2") == 2
+
+
 @pytest.mark.parametrize("pid", ["999999999", str(os.getpid()), ""], ids=["nobody's", "somebody else's", "empty"])
 def test_a_stale_pid_file_is_cleared(home, client, pid):
     client().ask(POSTMASTER)

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django_q.models import OrmQ, Schedule
 
 from config import sweeping
-from config.models import Decision, Nudge, SweepRun
+from config.models import Canary, Decision, Nudge, SweepRun
 from devices.models import PC
 from tests.factories import PCFactory
 
@@ -74,6 +74,7 @@ def test_refuses_another_time_outside_debug_without_dry_run():
     [
         (["nope.nothing"], "no such sweep"),
         ([], "--all"),
+        (["--all", NAME], "not both"),
         ([NAME, "--dry-run", "--now", "soon"], "ISO 8601"),
         ([NAME, "--dry-run", "--now", "0001-01-01T00:00:00Z"], "ISO 8601"),
     ],
@@ -81,6 +82,21 @@ def test_refuses_another_time_outside_debug_without_dry_run():
 def test_says_what_is_wrong_with_the_arguments(args, message):
     with pytest.raises(CommandError, match=message):
         call_command("sweep", *args)
+
+
+@pytest.mark.django_db
+def test_all_of_them_at_a_time_to_come_spare_what_is_at_work_now(settings):
+    settings.DEBUG = True
+    now = timezone.now()
+    Canary.objects.create(host="here", asked_at=now)
+    other = SweepRun.objects.create(name=NAME, now=now, started_at=now)
+    ended = SweepRun.objects.create(name=NAME, now=now, started_at=now, ended_at=now, slot=1)
+    told = sweep_command("--all", "--now", (now + timedelta(days=30)).isoformat())
+    assert [(one["sweep"], one["error"]) for one in told] == [(name, None) for name in settings.SWEEPS]
+    assert SweepRun.objects.filter(name="config.purge_expired", error="").exclude(ended_at=None).exists()
+    assert Canary.objects.filter(host="here").exists()
+    assert SweepRun.objects.filter(pk=other.pk).exists()
+    assert not SweepRun.objects.filter(pk=ended.pk).exists()
 
 
 def a_sweep(**kwargs):
@@ -209,8 +225,18 @@ def test_schedules_are_exactly_the_table(settings):
 
 
 def test_the_start_fails_on_a_sweep_without_a_function_or_with_a_bad_schedule(settings):
-    settings.SWEEPS = {"devices.nothing": {"cron": "* * * * *"}, NAME: {"cron": "now and then"}}
-    assert [error.id for error in sweeping.check_sweeps()] == ["config.E006", "config.E007"]
+    wrong = {"devices.nothing": {"cron": "* * * * *"}, NAME: {"cron": "now and then"}}
+    settings.SWEEPS = {**settings.SWEEPS, **wrong}
+    assert {error.id for error in sweeping.check_sweeps()} == {"config.E006", "config.E007"}
+
+
+def test_the_start_fails_without_any_one_of_the_sweeps(settings):
+    table = settings.SWEEPS
+    for name in table:
+        settings.SWEEPS = {kept: plan for kept, plan in table.items() if kept != name}
+        assert [error.id for error in sweeping.check_sweeps()] == ["config.E009"]
+    settings.SWEEPS = table
+    assert sweeping.check_sweeps() == []
 
 
 def statement_timeout():
@@ -264,7 +290,7 @@ def test_a_page_that_takes_too_long_is_told_and_the_next_run_goes_on_behind_it()
 
 
 def test_a_budget_that_leaves_a_statement_no_time_fails_the_start(settings):
-    settings.SWEEPS = {NAME: {"cron": "* * * * *", "budget": timedelta(seconds=70)}}
+    settings.SWEEPS = {**settings.SWEEPS, NAME: {"cron": "* * * * *", "budget": timedelta(seconds=70)}}
     assert [error.id for error in sweeping.check_sweeps()] == ["config.E008"]
 
 

@@ -44,6 +44,8 @@ class Command(BaseCommand):
     @transaction.atomic
     def _create(self, options: dict[str, Any], groups: list[Group]) -> str:
         user, created = get_user_model().objects.get_or_create(username=options["name"])
+        if not user.is_active:
+            raise CommandError(f"{options['name']} is deactivated: a token would open nothing")
         if created:
             user.set_unusable_password()
             user.save(update_fields=["password"])

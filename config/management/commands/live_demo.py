@@ -3,9 +3,11 @@ import signal
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from threading import Event, Thread
 from typing import Any
+from uuid import UUID
 
 import httpx
 from django.conf import settings
@@ -21,8 +23,9 @@ from devices.demo import DEVICES, PCS, agent_name
 PEOPLE = "demo-people"
 GROUPS = ("operator", "message-sender", "message-client", "campaign-manager", "reminder-client")
 SECONDS = 3.0
-# Shares of the rows seen each round; small, so that a row's life can be watched.
-RECEIVES, CONVERTS, REPLIES = 0.4, 0.15, 0.03
+FRESH = timedelta(minutes=15)  # people read what has just come; what they left lying stays as it is
+# Of a hundred people, how many ever do it; and how many of those in one round, so that a row's life can be watched.
+RECEIVE, CONVERT, REPLY = (94, 0.4), (38, 0.15), (30, 0.03)
 REPLIES_SEEN = (
     ("human", "좋은 제안 감사합니다. 다음 주에 통화 가능할까요?"),
     ("human", "Thanks, this looks useful. Can you send the price list?"),
@@ -95,23 +98,30 @@ class World:
                     return
 
     def rows(self, path: str, **filters: Any) -> list[dict[str, Any]]:
-        answer = self.client.get(path, params={"page_size": 40, **filters})
+        answer = self.client.get(path, params={"page_size": 200, **filters})
         answer.raise_for_status()
         return list(answer.json()["results"])
 
-    def chosen(self, path: str, share: float, **filters: Any) -> list[dict[str, Any]]:
-        return [row for row in self.rows(path, **filters) if random.random() < share]
+    def chosen(self, path: str, habit: tuple[int, float], **filters: Any) -> list[dict[str, Any]]:
+        """Who never does it is told by the row's id, or all would have done it in the end."""
+        among, share = habit
+        return [
+            row for row in self.rows(path, **filters) if UUID(row["id"]).int % 100 < among and random.random() < share
+        ]
+
+    def fresh(self, status: str) -> dict[str, str]:
+        return {"status": status, "created_after": (datetime.now(UTC) - FRESH).isoformat()}
 
     def receive(self) -> None:
-        for message in self.chosen("/messages/", RECEIVES, status="successful"):
+        for message in self.chosen("/messages/", RECEIVE, **self.fresh("successful")):
             self.client.post(f"/messages/{message['id']}/receive/")
 
     def convert(self) -> None:
-        for message in self.chosen("/messages/", CONVERTS, status="received"):
+        for message in self.chosen("/messages/", CONVERT, **self.fresh("received")):
             self.client.post(f"/messages/{message['id']}/convert/", json={"action": "click"})
 
     def reply(self) -> None:
-        for enrollment in self.chosen("/enrollments/", REPLIES, status="active"):
+        for enrollment in self.chosen("/enrollments/", REPLY, status="active"):
             kind, text = random.choice(REPLIES_SEEN)
             self.client.post("/replies/", json={"enrollment_id": enrollment["id"], "kind": kind, "text": text})
 

@@ -26,6 +26,8 @@ class Command(BaseCommand):
                 self.stdout.write(f"{name}\t{plan['cron']}")
             return
         names = list(settings.SWEEPS) if options["all"] else options["names"]
+        if options["all"] and options["names"]:
+            raise CommandError("name the sweeps to run or give --all, not both")
         if not names:
             raise CommandError("name the sweeps to run, or give --all or --list")
         if unknown := [name for name in names if name not in settings.SWEEPS]:

@@ -6,16 +6,17 @@ from typing import Any
 
 from django import db
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from config import embedded
+from config.observe import Told
 from config.supervisor import boot
 from config.supervisor.processes import Child, Interrupted, Signals, supervise
 from config.supervisor.vigil import Vigil
 from config.supervisor.watch import Watch
 
 READY_WITHIN = 120.0
-STOP_WITHIN = 3.5  # seconds the embedded server may take after the children's six
+STOP_WITHIN = 9.5  # seconds from the signal to the end; what the children leave of them is the embedded server's
 
 
 class Command(BaseCommand):
@@ -28,6 +29,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         signals = Signals()
+        if settings.LOG_FORMAT == "json":
+            self.stderr = OutputWrapper(Told("up"))  # type: ignore[arg-type]
         port = options["port"] if options["port"] is not None else settings.PORT
         if not 1 <= port <= 65535:
             raise CommandError("--port: expected a whole number from 1 to 65535")
@@ -41,7 +44,8 @@ class Command(BaseCommand):
             signals.orderly = True  # from here on a second Ctrl-C changes nothing
             db.connections.close_all()
             if settings.DATABASES["default"]["ENGINE"] == "config.embedded":
-                embedded.leave(settings.DATA_DIR, STOP_WITHIN)
+                taken = time.monotonic() - signals.asked_at if signals.asked_at else 0.0
+                embedded.leave(settings.DATA_DIR, max(0.5, STOP_WITHIN - taken))
         self.stderr.write("Stopped; the data stay.")
 
     def _up(self, signals: Signals, port: int, demo: bool, worker: bool) -> None:
@@ -49,7 +53,7 @@ class Command(BaseCommand):
         boot.check_port(port)
         boot.check_broker()
         with boot.alone():
-            boot.prepare_database(demo, self.stderr.write)
+            boot.prepare_database(demo, self.stderr)
             facts = [("Admin", boot.admin_login()), ("Token", boot.client_token(demo))]
         # Children with another port than ours also have another address to put into links.
         environment = {"PORT": str(port)}
@@ -94,7 +98,8 @@ class Pulse:
     def _announce(self) -> None:
         if boot.answers(self.port, "/readyz" if self.cluster else "/healthz"):
             self.announced = True
-            url = settings.PUBLIC_URL if "PUBLIC_URL" in os.environ else f"http://localhost:{self.port}"
+            named = os.environ.get("PUBLIC_URL", "").strip()
+            url = settings.PUBLIC_URL if named else f"http://localhost:{self.port}"
             for name, value in [("URL", f"{url}/"), *self.facts]:
                 self.command.stdout.write(f"{name:6} {value}")
             self.command.stdout.flush()
@@ -110,11 +115,16 @@ def web_arguments(port: int) -> list[str]:
         "--worker-class=gthread",
         # A request that waits for a lock keeps its thread (not its connection) for up to a minute, and whoever would
         # release that lock needs one too. Threads start as they are needed.
-        "--threads=64",
+        f"--threads={settings.WEB_THREADS}",
         # Of the worker's main loop, which turns every second whatever its requests do; its start must fit as well.
         "--timeout=30",
         "--graceful-timeout=5",
+        # Longer than the proxies in front keep theirs: who closes first decides whose next request is lost.
+        "--keep-alive=75",
+        # A cursor carries a value of its column, which in another script than ours is a long line of escapes.
+        "--limit-request-line=8190",
         "--no-control-socket",
         "--log-level=warning",
+        "--logger-class=config.supervisor.lines.Lines",
         "config.wsgi:application",
     ]
