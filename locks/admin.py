@@ -1,13 +1,13 @@
-"""Locks, branches, the line and the events; and what gated admins of other apps need to name the holder."""
+"""Locks, branches, the line and the events."""
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db import models
 from django.db.models import Count, Q
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
@@ -15,8 +15,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
-from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, confirmed_action, panel, pill
-from config.errors import DomainError, Unavailable
+from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, can_become, confirmed_action, panel, pill
+from config.errors import DomainError
 from locks import services
 from locks.models import Branch, BranchLock, LockEvent, LockWaiter
 
@@ -40,27 +40,6 @@ KINDS = {
     "STATE_CHANGED": ("swap_horiz", "info"),
     "HEARTBEAT": ("favorite", ""),
 }
-
-
-class GatedAdminMixin:
-    """For admins whose saves and deletions pass the write gate: a refusal becomes a message that names the holder."""
-
-    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        return self._gated(request, super().changeform_view, *args, **kwargs)  # type: ignore[misc]
-
-    def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        return self._gated(request, super().delete_view, *args, **kwargs)  # type: ignore[misc]
-
-    def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        return self._gated(request, super().changelist_view, *args, **kwargs)  # type: ignore[misc]
-
-    def _gated(self, request: HttpRequest, view: Any, *args: Any, **kwargs: Any) -> HttpResponse:
-        try:
-            response: HttpResponse = view(request, *args, **kwargs)
-        except (services.Locked, services.StaleFence, Unavailable) as refusal:
-            messages.error(request, refusal.detail)
-            return HttpResponseRedirect(request.get_full_path())
-        return response
 
 
 def span(seconds: float) -> str:
@@ -114,6 +93,10 @@ def named(rows: models.QuerySet[BranchLock]) -> Iterable[str]:
     return (f"{lock.branch.name} · {lock} · {lock.locked_by} · {lock.reason}" for lock in rows)
 
 
+def held(lock: BranchLock) -> bool:
+    return lock.released_at is None
+
+
 def event_entry(event: LockEvent) -> Entry:
     icon, tone = KINDS[event.kind]
     said = [f"{name}: {value}" for name, value in event.details.items() if value not in (None, "", [])]
@@ -145,18 +128,25 @@ class BranchLockAdmin(ConsoleAdmin):
     ordering = ("state", "-locked_at")
     shown_state = badge("state", description=_("state"))
     fieldsets = (
-        (None, {"fields": ("branch", "lock_type", "lock_scope", "resource_type", "resource_id", "state")}),
-        (_("Holder"), {"fields": ("locked_by", "reason", "fence", "locked_at", "released_at", "released_by")}),
+        (
+            None,
+            {"fields": (("branch", "state"), ("lock_type", "lock_scope"), ("resource_type", "resource_id"), "reason")},
+        ),
+        (_("Holder"), {"fields": (("locked_by", "fence"), ("locked_at", "released_at"), "released_by")}),
         (
             _("Clocks"),
-            {"fields": ("left", "expires_at", "ttl_source", "auto_release_enabled", "lock_delay", "expired_at")},
+            {
+                "fields": (
+                    ("left", "expires_at"), ("ttl_source", "auto_release_enabled"), ("lock_delay", "expired_at"),
+                )
+            },
         ),
         (
             _("Heartbeat"),
             {
                 "fields": (
-                    "health", "heartbeat_interval", "last_heartbeat", "heartbeat_source", "status", "done",
-                    "estimated_remaining_hours",
+                    ("health", "status"), ("heartbeat_interval", "last_heartbeat"), "heartbeat_source",
+                    ("done", "estimated_remaining_hours"),
                 )
             },
         ),
@@ -165,12 +155,12 @@ class BranchLockAdmin(ConsoleAdmin):
     actions = (
         confirmed_action(
             _("Force-unlock"), named, force_locks, permissions=[ADMINISTER], name="force_unlock", icon="gavel",
-            danger=True,
+            danger=True, when=held,
         ),
         *(
             confirmed_action(
                 description, named, extend_locks(hours), permissions=[ADMINISTER],
-                name=f"extend_{hours}h", icon="more_time",
+                name=f"extend_{hours}h", icon="more_time", when=held,
             )
             for hours, description in EXTENSIONS.items()
         ),
@@ -251,12 +241,19 @@ class BranchAdmin(ConsoleAdmin):
     actions = (
         confirmed_action(
             _("Force-unlock all its locks"), holding, force_branches, permissions=[ADMINISTER],
-            name="force_unlock_branches", icon="gavel", danger=True,
+            name="force_unlock_branches", icon="gavel", danger=True, when=lambda branch: branch.held_count > 0,
         ),
-        confirmed_action(_("Set ACTIVE"), None, set_state("ACTIVE"), permissions=[ADMINISTER], name="set_active"),
-        confirmed_action(_("Set ERROR"), None, set_state("ERROR"), permissions=[ADMINISTER], name="set_error"),
         confirmed_action(
-            _("Archive"), None, set_state("ARCHIVED"), permissions=[ADMINISTER], name="archive", danger=True
+            _("Set ACTIVE"), None, set_state("ACTIVE"), permissions=[ADMINISTER], name="set_active",
+            when=can_become("ACTIVE"),
+        ),
+        confirmed_action(
+            _("Set ERROR"), None, set_state("ERROR"), permissions=[ADMINISTER], name="set_error",
+            when=can_become("ERROR"),
+        ),
+        confirmed_action(
+            _("Archive"), None, set_state("ARCHIVED"), permissions=[ADMINISTER], name="archive", danger=True,
+            when=can_become("ARCHIVED"),
         ),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -40,9 +41,12 @@ class LockLost(LockError):
 
 
 class HeldLock:
-    """A lock in hand. Its heartbeats run in the background and count from our last success, never the server's word."""
+    """A lock in hand. Its heartbeats run in the background. Both its clocks are counted from when we asked, by our own
+    monotonic clock: what the server's says is only ever compared with itself."""
 
-    def __init__(self, client: "LockClient", answer: dict[str, Any], asked_at: float) -> None:
+    def __init__(
+        self, client: "LockClient", answer: dict[str, Any], asked_at: float, ttl_seconds: float | None = None
+    ) -> None:
         self.id: str = answer["lock_id"]
         self.fence: int = answer["fence"]
         self.expires_at: str = answer["expires_at"]
@@ -51,13 +55,15 @@ class HeldLock:
         self.estimated_remaining_hours: float | None = None
         self._client = client
         self._heard_at = asked_at
+        # Without ttl_seconds it is hours, and the first heartbeat tells.
+        self._ends_at = None if ttl_seconds is None else asked_at + ttl_seconds
         self._lost: LockLost | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat {self.id}")
 
     @property
     def lost(self) -> bool:
-        return self._lost is not None or self._silent()
+        return self._lost is not None or self._silent() or self._over()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -65,11 +71,13 @@ class HeldLock:
         return {"X-Lock-Id": self.id, "X-Lock-Fence": str(self.fence)}
 
     def check(self) -> None:
-        """Before each write: raises LockLost when the lock is gone or has been silent for too long."""
+        """Before each write: raises LockLost when the lock is gone, over, or has been silent for too long."""
         if self._lost is not None:
             raise self._lost
         if self._silent():
             raise LockLost(f"no heartbeat of {self.id} has come through for {GRACE * self.interval} s")
+        if self._over():
+            raise LockLost(f"the time of {self.id} is over")
 
     def heartbeat(self) -> None:
         """Also sent in the background; call it to report progress at once."""
@@ -82,10 +90,14 @@ class HeldLock:
         }
         answer = self._holding("POST", f"/locks/{self.id}/heartbeat/", body)
         self._heard_at, self.expires_at, self.interval = asked_at, answer["expires_at"], answer["next_interval"]
+        self._ends_at = asked_at + _seconds(answer["last_heartbeat"], answer["expires_at"])
 
     def extend(self, hours: float, reason: str = "") -> None:
         body = {"fence": self.fence, "extension_hours": hours, "reason": reason}
-        self.expires_at = self._holding("POST", f"/locks/{self.id}/extend-ttl/", body)["new_expires_at"]
+        answer = self._holding("POST", f"/locks/{self.id}/extend-ttl/", body)
+        if self._ends_at is not None:
+            self._ends_at += _seconds(self.expires_at, answer["new_expires_at"])
+        self.expires_at = answer["new_expires_at"]
 
     def release(self) -> None:
         self._stop()
@@ -102,6 +114,9 @@ class HeldLock:
 
     def _silent(self) -> bool:
         return self.interval > 0 and time.monotonic() - self._heard_at > GRACE * self.interval
+
+    def _over(self) -> bool:
+        return self._ends_at is not None and time.monotonic() > self._ends_at
 
     def _start(self) -> None:
         if self.interval > 0:
@@ -121,6 +136,11 @@ class HeldLock:
                 return
             except (LockError, httpx.HTTPError):
                 continue  # away for a moment; check() knows for how long
+
+
+def _seconds(start: str, end: str) -> float:
+    """Between two times of the server's clock."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
 class LockClient:
@@ -143,7 +163,18 @@ class LockClient:
             except httpx.TransportError:
                 if last:
                     raise
-        return HeldLock(self, answer, asked_at)
+        lock = HeldLock(self, answer, asked_at, body.get("ttl_seconds"))
+        if body.get("wait_seconds"):
+            self._begin_now(lock)
+        return lock
+
+    def _begin_now(self, lock: HeldLock) -> None:
+        """After a wait only the server knows when the lock began: a heartbeat sets its clocks from here."""
+        try:
+            lock.heartbeat()
+        except (LockError, httpx.HTTPError):
+            self._try_to_release(lock)
+            raise
 
     @contextmanager
     def hold(

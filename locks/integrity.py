@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, TextField, Value
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import GaugeMetricFamily
 
@@ -37,15 +39,20 @@ def fence_going_back(_now: datetime) -> QuerySet[Branch]:
 
 def lock_on_closed_branch(_now: datetime) -> QuerySet[BranchLock]:
     """A whole ERROR branch may be locked for its repair, but not by a lock from before the error."""
-    failed = LockEvent.objects.filter(
-        branch=OuterRef("branch"),
-        kind=LockEvent.Kind.STATE_CHANGED,
-        details__to=Branch.State.ERROR,
-        created_at__lte=OuterRef("locked_at"),
+    change = LockEvent.objects.filter(branch=OuterRef("branch"), kind=LockEvent.Kind.STATE_CHANGED).order_by("-id")
+    rows = BranchLock.objects.active().annotate(
+        last_state=Coalesce(
+            Subquery(change.values_list(KeyTextTransform("to", "details"))[:1]), Value("", TextField())
+        ),
+        changed_at=Subquery(change.values("created_at")[:1]),
     )
-    repair = Q(Exists(failed), lock_scope=Scope.BRANCH, branch__state=Branch.State.ERROR)
+    repair = Q(lock_scope=Scope.BRANCH, branch__state=Branch.State.ERROR, last_state=Branch.State.ERROR)
     closed = Q(branch__state__in=[Branch.State.ARCHIVED, Branch.State.ERROR])
-    return BranchLock.objects.active().filter(closed).exclude(repair)
+    return rows.filter(closed).exclude(repair & Q(changed_at__lte=F("locked_at")))
+
+
+def locked_without_indexing(_now: datetime) -> QuerySet[Branch]:
+    return Branch.objects.unindexed()
 
 
 def waiter_past_deadline(_now: datetime) -> QuerySet[LockWaiter]:
@@ -70,6 +77,13 @@ def free_closed_branches(now: datetime) -> Counter[str]:
     for page in _pages(lock_on_closed_branch(now)):
         ended = services.force_unlock("integrity", "the branch is closed", lock_ids=page)
         done["force_released"] += len(ended)
+    return +done
+
+
+def reactivate_branches(now: datetime) -> Counter[str]:
+    done: Counter[str] = Counter()
+    for page in _pages(locked_without_indexing(now)):
+        done["activated"] += services.reactivate_unindexed(page, "integrity", "no indexing lock is held")
     return +done
 
 
@@ -108,6 +122,14 @@ INVARIANTS = [
         lock_on_closed_branch,
         free_closed_branches,
         _("force-unlock them"),
+    ),
+    Invariant(
+        "locks.locked_without_indexing",
+        "warning",
+        _("A branch is LOCKED_FOR_WRITE, but no indexing lock is held whose end would change that."),
+        locked_without_indexing,
+        reactivate_branches,
+        _("set it ACTIVE"),
     ),
     Invariant(
         "locks.waiter_past_deadline",

@@ -1,13 +1,15 @@
 """Branches, the locks on them, and who waits. Every time is the database's: an application's clock decides nothing."""
 
 from collections.abc import Callable
-from functools import cached_property
+from datetime import UTC, datetime
+from functools import cached_property, reduce
+from operator import and_
 from typing import Any
 
 from django.db import models
 from django.db.models import Case, Expression, ExpressionWrapper, F, Func, Q, Value, When
 from django.db.models.functions import Coalesce, Length, Now
-from django.db.models.lookups import GreaterThan, LessThanOrEqual
+from django.db.models.lookups import Exact, GreaterThan, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 from django_fsm import FSMField, transition
 from uuid_utils.compat import uuid7
@@ -17,6 +19,7 @@ from config.triggers import append_only
 from locks.triggers import HEARTBEATS_KEPT, EndedAt, FenceOnGrant, FenceOnlyGrows, SilentAfter
 
 NAME, TYPE, RESOURCE, REASON = 200, 100, 255, 2000
+LAST = datetime(9999, 12, 30, tzinfo=UTC)
 GRACE = 3  # intervals of silence a heartbeat may miss
 
 
@@ -36,6 +39,24 @@ class Scope(models.TextChoices):
     RESOURCE = "RESOURCE", _("resource")
 
 
+def within(name: str, *bounds: Any) -> Q:
+    return Q(**{f"{name}__isnull": True}) | Q(**{f"{name}__range": bounds})
+
+
+def times_within(*names: str) -> Q:
+    """NULL or times that Python can hold: one row with an infinite one would make every list unreadable."""
+    return reduce(and_, [within(name, datetime(1, 1, 2, tzinfo=UTC), LAST) for name in names])
+
+
+class BranchQuerySet(models.QuerySet["Branch"]):
+    def unindexed(self) -> "BranchQuerySet":
+        """LOCKED_FOR_WRITE, though no full indexing is held: a lock-admin's word, or a lock that ended by SQL."""
+        full = BranchLock.objects.active().filter(
+            branch=models.OuterRef("pk"), lock_type=LockType.INDEXING, lock_scope=Scope.BRANCH
+        )
+        return self.filter(~models.Exists(full), state=Branch.State.LOCKED_FOR_WRITE)
+
+
 class Branch(models.Model):
     class State(models.TextChoices):
         ACTIVE = "ACTIVE", _("active")
@@ -53,6 +74,7 @@ class Branch(models.Model):
     indexing_service = models.TextField(_("indexing service"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), db_default=Now())
 
+    objects = BranchQuerySet.as_manager()
     liveness = {
         State.ACTIVE: WaitsFor(_("nobody: this is where a branch lives")),
         State.LOCKED_FOR_WRITE: WaitsFor(_("the end of its indexing lock, which the sweeps watch")),
@@ -70,7 +92,11 @@ class Branch(models.Model):
                 name="branches_name",
                 condition=Q(name__regex=r"^[^/[:space:][:cntrl:]]+(/[^/[:space:][:cntrl:]]+)*$")
                 & Q(name__regex=r"^.{1,200}$"),
-            )
+            ),
+            models.CheckConstraint(
+                name="branches_times",
+                condition=times_within("indexing_started_at", "indexing_completed_at", "created_at"),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -130,6 +156,13 @@ def truth(condition: Q) -> Any:
 def length_within(name: str, most: int) -> Q:
     """NULL or 1 to `most` characters: bounds what the exclusion's index has to hold."""
     return Q(**{f"{name}__isnull": True}) | Q(GreaterThan(Length(name), 0), LessThanOrEqual(Length(name), most))
+
+
+SCOPE_FITS = (
+    Q(lock_scope="BRANCH", resource_type__isnull=True, resource_id__isnull=True)
+    | Q(lock_scope="RESOURCE_TYPE", resource_type__isnull=False, resource_id__isnull=True)
+    | Q(lock_scope="RESOURCE", resource_type__isnull=False, resource_id__isnull=False)
+)
 
 
 class Slot(Expression):
@@ -296,9 +329,7 @@ class BranchLock(models.Model):
         constraints = [
             models.CheckConstraint(
                 name="branch_locks_scope_fits",
-                condition=Q(lock_scope="BRANCH", resource_type__isnull=True, resource_id__isnull=True)
-                | Q(lock_scope="RESOURCE_TYPE", resource_type__isnull=False, resource_id__isnull=True)
-                | Q(lock_scope="RESOURCE", resource_type__isnull=False, resource_id__isnull=False),
+                condition=SCOPE_FITS,
             ),
             models.CheckConstraint(name="branch_locks_type", condition=Q(lock_type__in=LockType.values)),
             models.CheckConstraint(
@@ -309,6 +340,17 @@ class BranchLock(models.Model):
             models.CheckConstraint(
                 name="branch_locks_limits",
                 condition=Q(heartbeat_interval__range=(0, 3600)) & Q(lock_delay__range=(0, 60)) & ~Q(reason=""),
+            ),
+            models.CheckConstraint(
+                name="branch_locks_times",
+                condition=times_within(
+                    "locked_at", "expires_at", "last_heartbeat", "estimated_at", "released_at", "expired_at"
+                ),
+            ),
+            # No JSON can say NaN or infinity.
+            models.CheckConstraint(
+                name="branch_locks_progress",
+                condition=within("progress", 0, 100) & within("estimated_remaining_hours", 0, 8760),
             ),
             models.CheckConstraint(
                 name="branch_locks_lengths",
@@ -406,7 +448,8 @@ class LockEvent(models.Model):
             models.CheckConstraint(
                 name="branch_lock_events_kind",
                 condition=Q(kind__in=EventKind.values),
-            )
+            ),
+            models.CheckConstraint(name="branch_lock_events_times", condition=times_within("created_at")),
         ]
         indexes = [
             models.Index(fields=["lock", "id"], name="branch_lock_events_of_lock"),
@@ -488,6 +531,24 @@ class LockWaiter(models.Model):
         verbose_name = _("waiter")
         verbose_name_plural = _("waiters")
         triggers = state_triggers("state")
+        # What a waiter asks for must be a lock the database takes: it is granted in others' transactions, and one row
+        # that cannot be read or granted would stop every release on its branch.
+        constraints = [
+            models.CheckConstraint(name="branch_lock_waiters_scope_fits", condition=SCOPE_FITS),
+            models.CheckConstraint(name="branch_lock_waiters_type", condition=Q(lock_type__in=LockType.values)),
+            models.CheckConstraint(
+                name="branch_lock_waiters_lengths",
+                condition=length_within("resource_type", TYPE) & length_within("resource_id", RESOURCE),
+            ),
+            models.CheckConstraint(
+                name="branch_lock_waiters_times",
+                condition=times_within("created_at", "deadline_at", "seen_at", "claimed_at"),
+            ),
+            models.CheckConstraint(
+                name="branch_lock_waiters_terms",
+                condition=Q(Exact(Func("terms", function="jsonb_typeof", output_field=models.TextField()), "object")),
+            ),
+        ]
         indexes = [
             models.Index(fields=["branch", "id"], condition=Q(state="waiting"), name="branch_lock_waiters_queue"),
             models.Index(fields=["lock"], condition=Q(lock__isnull=False), name="branch_lock_waiters_of_lock"),

@@ -4,9 +4,9 @@ from django.urls import include, path, re_path
 from rest_framework.routers import SimpleRouter
 
 from locks.api import views
-from locks.api.gate import GATE_HEADERS, LOCKED, gate_headers
+from locks.api.gate import gate_headers, gated
 
-__all__ = ["GATE_HEADERS", "LOCKED", "gate_headers", "urlpatterns"]
+__all__ = ["gate_headers", "gated", "urlpatterns"]
 
 router = SimpleRouter()
 router.register("locks", views.LockViewSet, basename="branch-lock")

@@ -9,7 +9,7 @@ import re
 from typing import Any
 from uuid import UUID
 
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -65,9 +65,13 @@ class LockedSerializer(serializers.Serializer[Any]):
     alternative_actions = serializers.ListField(child=serializers.CharField())
 
 
-# For @extend_schema(parameters=GATE_HEADERS, responses={423: LOCKED, …}) on a gated write.
 GATE_HEADERS = [
     OpenApiParameter(LOCK_ID, str, OpenApiParameter.HEADER, description="The lock this client holds."),
     OpenApiParameter(LOCK_FENCE, int, OpenApiParameter.HEADER, description="The fence of that lock."),
 ]
 LOCKED = OpenApiResponse(LockedSerializer, description="Somebody else holds a lock on it; see Retry-After.")
+
+
+def gated(status: int, answer: Any = None, **kwargs: Any) -> Any:
+    """extend_schema for a write that passes the gate."""
+    return extend_schema(parameters=GATE_HEADERS, responses={status: answer, 423: LOCKED}, **kwargs)

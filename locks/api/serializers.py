@@ -3,12 +3,13 @@
 import math
 import unicodedata
 from typing import Any, ClassVar
+from uuid import UUID
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 
-from config.rest import StrictSerializer
+from config.rest import Flag, StrictSerializer, Text, Whole
 from locks.api.gate import BIGINT, LockedSerializer
 from locks.models import NAME, REASON, RESOURCE, TYPE, Branch, BranchLock, LockEvent, LockType, Scope
 
@@ -32,7 +33,16 @@ class Number(serializers.FloatField):
         return number
 
 
-class Fence(serializers.IntegerField):
+class LockId(serializers.UUIDField):
+    """In a JSON string: a number is not taken for the 128 bits of one."""
+
+    def to_internal_value(self, data: Any) -> UUID:
+        if not isinstance(data, str):
+            self.fail("invalid", value=data)
+        return UUID(str(super().to_internal_value(data)))
+
+
+class Fence(Whole):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(min_value=-BIGINT, max_value=BIGINT - 1, **kwargs)
 
@@ -47,7 +57,7 @@ def refuse_branch_name(name: str) -> None:
         raise ValidationError("No leading, trailing or double slash.")
 
 
-class BranchName(serializers.CharField):
+class BranchName(Text):
     def __init__(self, **kwargs: Any) -> None:
         # Beyond the longest name nothing is looked at letter by letter.
         super().__init__(trim_whitespace=False, max_length=NAME, **kwargs)
@@ -55,11 +65,11 @@ class BranchName(serializers.CharField):
 
 
 def text(limit: int, **kwargs: Any) -> serializers.CharField:
-    return serializers.CharField(max_length=limit, trim_whitespace=False, **kwargs)
+    return Text(max_length=limit, trim_whitespace=False, **kwargs)
 
 
 def reason(**kwargs: Any) -> serializers.CharField:
-    return serializers.CharField(max_length=REASON, **kwargs)
+    return Text(max_length=REASON, **kwargs)
 
 
 FITS = {
@@ -77,9 +87,9 @@ class AcquireLockSerializer(StrictSerializer):
     resource_id = text(RESOURCE, required=False, allow_null=True)
     reason = reason()
     ttl_seconds = Number(required=False, allow_null=True, min_value=1, max_value=DAY)
-    enable_heartbeat = serializers.BooleanField(required=False, allow_null=True)
-    heartbeat_interval = serializers.IntegerField(required=False, allow_null=True, min_value=1, max_value=3600)
-    auto_release_enabled = serializers.BooleanField(required=False, default=True)
+    enable_heartbeat = Flag(required=False, allow_null=True)
+    heartbeat_interval = Whole(required=False, allow_null=True, min_value=1, max_value=3600)
+    auto_release_enabled = Flag(required=False, default=True)
     wait_seconds = Number(required=False, default=0, min_value=0, max_value=60)
     lock_delay = Number(required=False, default=0, min_value=0, max_value=60)
 
@@ -175,7 +185,8 @@ class ExtendedLockSerializer(serializers.Serializer[Any]):
 
 
 class ReleaseLockSerializer(StrictSerializer):
-    fence = Fence()
+    # Not Fence: in a query every value is text.
+    fence = serializers.IntegerField(min_value=-BIGINT, max_value=BIGINT - 1)
 
 
 class LockHealthSerializer(serializers.Serializer[BranchLock]):
@@ -223,7 +234,7 @@ class LockHealthSummarySerializer(serializers.Serializer[Any]):
 
 class ForceUnlockSerializer(StrictSerializer):
     branch_name = BranchName(required=False)
-    lock_ids = serializers.ListField(child=serializers.UUIDField(), required=False, min_length=1, max_length=1000)
+    lock_ids = serializers.ListField(child=LockId(), required=False, min_length=1, max_length=1000)
     reason = reason()
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +251,7 @@ class StartIndexingSerializer(StrictSerializer):
     resource_types = serializers.ListField(child=text(TYPE), required=False, min_length=1, max_length=100)
     service_name = text(TYPE, required=False)
     reason = reason(required=False)
-    force_branch_lock = serializers.BooleanField(required=False, default=False)
+    force_branch_lock = Flag(required=False, default=False)
 
 
 class StartedLockSerializer(serializers.Serializer[Any]):
@@ -281,7 +292,7 @@ class StartedIndexingSerializer(serializers.Serializer[Any]):
 
 
 class HeldLockSerializer(StrictSerializer):
-    lock_id = serializers.UUIDField()
+    lock_id = LockId()
     fence = Fence()
 
 
@@ -305,7 +316,7 @@ class CheckWriteSerializer(StrictSerializer):
     branch_name = BranchName()
     resource_type = text(TYPE, required=False, allow_null=True)
     resource_id = text(RESOURCE, required=False, allow_null=True)
-    lock_id = serializers.UUIDField(required=False, allow_null=True)
+    lock_id = LockId(required=False, allow_null=True)
     fence = Fence(required=False, allow_null=True)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:

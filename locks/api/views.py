@@ -33,8 +33,9 @@ RECENT = 10
 
 
 class LockConflictSerializer(ErrorResponseSerializer):
-    conflicts = shapes.BlockingLockSerializer(many=True)
-    retry_after = serializers.IntegerField()
+    # Left out where the conflict is not with a lock: an Idempotency-Key used with another body.
+    conflicts = shapes.BlockingLockSerializer(many=True, required=False)
+    retry_after = serializers.IntegerField(required=False)
 
 
 CONFLICT = OpenApiResponse(LockConflictSerializer, description="Who holds it, since when, why and until when.")

@@ -50,7 +50,7 @@ def same_key(request: LockRequest) -> Outcome | None:
         )
     waiter = LockWaiter.objects.unanswered().filter(client=request.client, idempotency_key=request.key).first()
     if waiter is not None:
-        refuse_other_body(waiter.terms["fingerprint"], request)
+        refuse_other_body(waiter.terms.get("fingerprint"), request)
         return Outcome(waiter=waiter)
     kept = BranchLock.objects.filter(locked_at__gt=Now() - settings.IDEMPOTENCY_WINDOW).clocked()
     lock = kept.filter(locked_by=request.client, idempotency_key=request.key).order_by("-locked_at").first()

@@ -11,18 +11,33 @@ from config.errors import Conflict
 from locks.models import Branch, LockEvent
 
 COLUMNS = ("id", "name", "state", "fence", "indexing_started_at", "indexing_completed_at", "indexing_service")
-# Evaluated before any row is locked, so the wait for it is bounded without a statement of its own.
-PATIENCE = "patience AS MATERIALIZED (SELECT set_config('lock_timeout', '5s', true) AS set)"
+
+
+BOUND = """
+    SELECT set_config('signalbox.before', current_setting('statement_timeout'), true),
+           set_config('lock_timeout', '5s', true), set_config('statement_timeout', '5s', true)
+"""
+UNBOUND = "SELECT set_config('statement_timeout', current_setting('signalbox.before'), true)"
+
+
+def patiently(statement: str) -> str:
+    """The statement, which waits for a row for 5 s at most, and those around it on the same trip.
+
+    Behind another who waits, PostgreSQL waits twice, each time for lock_timeout: for its turn, then for the row. So the
+    statement as a whole is bounded too. The bounds are a statement apart, because a table that somebody has locked is
+    waited for while the statement is still being read.
+    """
+    return f"{BOUND}; {statement}; {UNBOUND}"
 
 
 def _take(where: str, values: list[Any], how: str) -> list[Branch]:
-    """The ORM cannot bound the wait in the same statement; NO KEY lets the foreign keys of events through."""
+    """The ORM cannot bound the wait on the same trip; NO KEY lets the foreign keys of events through."""
     columns = ", ".join(f"b.{name}" for name in COLUMNS)
-    sql = (
-        f"WITH {PATIENCE} SELECT {columns}, patience.set AS patience"
-        f" FROM branches AS b CROSS JOIN patience WHERE {where} ORDER BY b.id FOR {how}"
-    )
-    return list(Branch.objects.raw(sql, values))
+    with connection.cursor() as cursor:
+        rows = f"SELECT {columns} FROM branches AS b WHERE {where} ORDER BY b.id FOR {how}"
+        cursor.execute(patiently(rows), values)
+        cursor.nextset()
+        return [Branch.from_db(connection.alias, COLUMNS, row) for row in cursor.fetchall()]
 
 
 def take_branch(name: str, *, shared: bool = False) -> Branch:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import DatabaseError, InterfaceError, connection, transaction
 
 from config.errors import DomainError, Unavailable
 from locks.models import Branch, BranchLock, Scope
@@ -30,7 +30,7 @@ def check_write(
         raise transaction.TransactionManagementError("check_write belongs into the transaction that writes")
     try:
         _check(branch_name, resource_type, resource_id, lock_id, fence, client_name(actor))
-    except (OperationalError, InterfaceError) as error:
+    except (DatabaseError, InterfaceError) as error:
         raise Unavailable("Whether this is locked cannot be asked now. Try again.", retry_after=1) from error
 
 

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from config.errors import Forbidden, Invalid, Missing
 from locks.models import Branch, BranchLock, Compiled, LockEvent, LockWaiter, Slot
-from locks.services.branches import PATIENCE, move, take_branch, take_branch_of, take_branches
+from locks.services.branches import move, patiently, take_branch, take_branch_of, take_branches
 from locks.services.endings import SILENT
 from locks.services.queue import end_locks, expire_locks, serve_lines
 from locks.services.refusals import LockGone, StaleFence
@@ -47,7 +47,7 @@ def refuse_stranger(lock: BranchLock, actor: str, admin: bool) -> None:
 
 
 # The row first, the clock in the next statement: a time read before the wait would let a lock beat after its expiry.
-TAKE = f"WITH {PATIENCE} SELECT 1 FROM branch_locks AS l CROSS JOIN patience WHERE l.id = %s FOR NO KEY UPDATE OF l"
+TAKE = patiently("SELECT 1 FROM branch_locks WHERE id = %s FOR NO KEY UPDATE")
 # No branch row is taken, so holders never wait for each other. What was read before the UPDATE is still so: we hold it.
 BEAT = f"""
     WITH was AS (
@@ -170,6 +170,16 @@ def set_branch_state(name: str, state: str, actor: str, reason: str) -> Branch:
         ids = list(BranchLock.objects.active().on(branch.pk).values_list("pk", flat=True))
         end_locks([branch], ids, actor, reason, forced=True)
     return branch
+
+
+@transaction.atomic
+def reactivate_unindexed(ids: Collection[int], actor: str, reason: str) -> int:
+    branches = take_branches(ids)
+    still = set(Branch.objects.unindexed().filter(pk__in=ids).values_list("pk", flat=True))
+    for branch in branches:
+        if branch.pk in still:
+            move(branch, Branch.State.ACTIVE, actor, reason)
+    return len(still)
 
 
 @transaction.atomic

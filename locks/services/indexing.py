@@ -13,7 +13,7 @@ from locks.services.endings import end_rows
 from locks.services.grants import LockRequest, admits, grant, obstacles, obstacles_to_types, share
 from locks.services.holding import refuse_stranger
 from locks.services.queue import serve_lines
-from locks.services.refusals import LockConflict, LockGone, StaleFence, conflict, conflict_json, widest, wrong_state
+from locks.services.refusals import LockConflict, LockGone, StaleFence, conflict, conflict_json, foremost, wrong_state
 
 WORDS = {
     "object_type": ("object", "entity"),
@@ -52,7 +52,7 @@ def start_indexing(
     if not admits(branch, scope):
         return refuse(branch, requests[0], wrong_state(branch))
     free, taken = sort_out(branch, requests)
-    refused = [(request, [conflict_json(lock) for lock in widest(found)]) for request, found in taken]
+    refused = [(request, [conflict_json(lock) for lock in foremost(found)]) for request, found in taken]
     note_conflicts(branch, refused)
     if not free:
         every = {lock.pk: lock for _request, found in taken for lock in found}
@@ -121,6 +121,8 @@ def complete_indexing(
     full = any(lock.lock_scope == Scope.BRANCH for lock in locks)
     if not remaining:
         mark_indexing(branch, None, completed=True)
+    if full and branch.state == Branch.State.ACTIVE:  # the lock came by SQL, or a lock-admin set the branch free
+        move(branch, Branch.State.LOCKED_FOR_WRITE, client, reason)
     if full and branch.state == Branch.State.LOCKED_FOR_WRITE:
         move(branch, Branch.State.READY, client, reason)
     state = branch.state

@@ -1,7 +1,7 @@
 """The line of those who wait. Whatever ends a lock serves the line in the same transaction, under the branch's row."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from locks.models import Branch, BranchLock, Compiled, LockEvent, LockWaiter, Sc
 from locks.services.branches import take_branches
 from locks.services.endings import end_rows, expire_rows, reactivate
 from locks.services.grants import LockRequest, admits, grant, obstacles, share
+from locks.services.refusals import foremost
 
 CHANNEL = "branch_lock_waiters"
 
@@ -31,7 +32,7 @@ def enqueue(branch: Branch, request: LockRequest, wait_seconds: float, blockers:
     details = {
         "waiter": waiter.pk,
         "wait_seconds": wait_seconds,
-        "blocked_by": [str(lock.pk) for lock in blockers],
+        "blocked_by": [str(lock.pk) for lock in foremost(blockers)],
         "lock_type": request.lock_type,
         "lock_scope": request.lock_scope,
         "resource_type": request.resource_type,
@@ -41,6 +42,18 @@ def enqueue(branch: Branch, request: LockRequest, wait_seconds: float, blockers:
         branch=branch, kind=LockEvent.Kind.WAIT_QUEUED, actor=request.client, reason=request.reason, details=details
     )
     return waiter
+
+
+TERMS = {field.name for field in fields(LockRequest)}
+
+
+def wanted(waiter: LockWaiter, branch: Branch) -> LockRequest:
+    """What it asked for. The columns count: a row of somebody's SQL, or of another version, may have other terms."""
+    terms = {name: value for name, value in waiter.terms.items() if name in TERMS}
+    columns = {
+        name: getattr(waiter, name) for name in ("client", "lock_type", "lock_scope", "resource_type", "resource_id")
+    }
+    return LockRequest(**{"reason": "in line", **terms, **columns, "branch": branch.name})
 
 
 def _line_of(scope: str) -> Compiled:
@@ -92,7 +105,7 @@ def serve(branch: Branch, waiters: list[LockWaiter], freed: list[Any]) -> None:
         freed = [*freed, *expire_rows([branch], expired, "takeover")]
     passed: list[LockWaiter] = []
     for waiter in waiters:
-        request = LockRequest(**waiter.terms)
+        request = wanted(waiter, branch)
         if not admits(branch, request.lock_scope):
             _answer(waiter, LockWaiter.State.TIMED_OUT)
             continue
@@ -118,7 +131,7 @@ def claim(waiter: LockWaiter) -> BranchLock | None:
     if lock is None or lock.dead:
         return None
     if waiter.claimed_at is None:
-        request = LockRequest(**waiter.terms)
+        request = wanted(waiter, lock.branch)
         BranchLock.objects.filter(pk=lock.pk).update(
             locked_at=Now(),
             expires_at=Now() + seconds(request.ttl),

@@ -10,6 +10,7 @@ from locks.models import Branch, BranchLock, Scope
 WIDTH = {scope: place for place, scope in enumerate(Scope.values)}
 LONGEST_RETRY = 1800
 SOON = 300
+MOST_TOLD = 100  # of ten thousand small locks in the way, each refusal would be megabytes, and its event kept for years
 
 
 class LockConflict(Conflict):
@@ -64,6 +65,10 @@ def widest(locks: Iterable[BranchLock]) -> list[BranchLock]:
     return sorted(locks, key=lambda lock: (WIDTH[lock.lock_scope], lock.locked_at, str(lock.pk)))
 
 
+def foremost(locks: Iterable[BranchLock]) -> list[BranchLock]:
+    return widest(locks)[:MOST_TOLD]
+
+
 def conflict_json(lock: BranchLock) -> dict[str, Any]:
     return {
         "lock_id": str(lock.pk),
@@ -81,7 +86,7 @@ def conflict_json(lock: BranchLock) -> dict[str, Any]:
 
 
 def conflict(blockers: list[BranchLock]) -> LockConflict:
-    blockers = widest(blockers)
+    blockers = foremost(blockers)
     wait = retry_after(blockers[0]) if blockers else 1
     text = f"Held by {blockers[0].locked_by}: {blockers[0].reason}" if blockers else "Others wait for it already."
     extra = {"conflicts": [conflict_json(lock) for lock in blockers], "retry_after": wait}

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import structlog
+from django.conf import settings
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
@@ -28,6 +29,8 @@ IDLE = 5.0
 TELL = 3.0  # how often a process says that its waiters live; unheard of for the claim time they lose their place
 DJANGOS = {"context", "cursor_factory", "pool"}  # of the connection parameters: not for a plain connection
 LOOKS = 4  # connections that all waiting requests of a process may use at a time
+# A request that waits keeps its thread of the web server; the last are for whoever would release what it waits for.
+SEATS = settings.WEB_THREADS - 4
 
 # Of this process's waiters: those with an answer, and those whose way looks free. The request itself looks properly.
 # The ranges are those of branch_locks_exclusive, whose index finds the first obstacle among any number of locks.
@@ -62,6 +65,7 @@ class Room:
         self.heard_at = self.told_at = 0.0
         self.pid = os.getpid()
         self.looks = threading.BoundedSemaphore(LOOKS)
+        self.seats = threading.BoundedSemaphore(SEATS)
 
     @contextmanager
     def seat(self, waiter_id: int) -> Iterator[threading.Event]:
@@ -131,11 +135,23 @@ def acquire_lock(
     """The lock, and whether it is the one of an earlier request with the same key. Raises LockConflict.
 
     `hung_up` tells whether the client that waits has gone; what it would have got goes to the next in line then.
+    With all seats taken nobody else waits: the answer is that of a wait that is over.
     """
+    seated = wait_seconds > 0 and ROOM.seats.acquire(blocking=False)
+    try:
+        return acquire_seated(request, wait_seconds if seated else 0, hung_up)
+    finally:
+        if seated:
+            ROOM.seats.release()
+
+
+def acquire_seated(request: LockRequest, wait_seconds: float, hung_up: Callable[[], bool]) -> tuple[BranchLock, bool]:
     outcome = try_acquire(request, wait_seconds)
     if outcome.refusal:
         raise outcome.refusal
     if outcome.waiter:
+        if not wait_seconds:
+            raise conflict([])
         answer = wait_for_grant(outcome.waiter.pk, request, hung_up)
         if isinstance(answer, LockConflict):
             raise answer

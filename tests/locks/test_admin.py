@@ -4,14 +4,11 @@ import re
 
 import pytest
 from django.conf import settings
-from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
-from django.test import RequestFactory
 from django.urls import reverse
 
-from config.errors import Unavailable
-from locks.admin import GatedAdminMixin, span
+from locks.admin import span
 from locks.models import Branch, BranchLock, LockEvent
 from locks.services.acquiring import try_acquire
 from tests.locks.conftest import kinds, shift
@@ -125,32 +122,6 @@ def test_the_list_costs_the_same_with_many_locks(holder, signed_in, django_asser
     page = signed_in("viewer")
     with django_assert_max_num_queries(12):
         page.get(LOCKS)
-
-
-def test_a_gated_admin_names_the_holder_instead_of_failing(holder, monkeypatch):
-    holder.acquire()
-
-    class Refusing:
-        def changeform_view(self, request):
-            from django.db import transaction
-
-            from locks.services import check_write
-
-            with transaction.atomic():
-                check_write("main", "template", "7", actor="editor")
-
-        def delete_view(self, request):
-            raise Unavailable("cannot be asked")
-
-    class Gated(GatedAdminMixin, Refusing):
-        pass
-
-    told = []
-    monkeypatch.setattr(messages, "error", lambda request, text: told.append(text))
-    asked = RequestFactory().post("/admin/somewhere/?x=1")
-    assert Gated().changeform_view(asked)["Location"] == "/admin/somewhere/?x=1"
-    assert holder.name in told[0]
-    assert Gated().delete_view(asked).status_code == 302
 
 
 def test_spans_read_well():

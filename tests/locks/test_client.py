@@ -1,11 +1,13 @@
 """The Python client against a real server."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from django.db import connection
 
 from config import integrity
+from locks import client as client_module
 from locks import demo
 from locks.client import LockBusy, LockClient, LockError, LockLost
 from locks.models import BranchLock
@@ -88,6 +90,36 @@ def test_silence_is_noticed_without_the_server(lock_client):
     lock._heard_at -= 4
     with pytest.raises(LockLost):
         lock.check()
+
+
+def test_the_end_of_the_ttl_is_noticed_without_the_server(lock_client):
+    lock = lock_client().acquire("main", lock_type="BACKUP", ttl_seconds=60)
+    lock.check()
+    lock._ends_at -= 61
+    assert lock.lost
+    with pytest.raises(LockLost):
+        lock.check()
+    lock.extend(1)
+    lock.check()
+    lock._ends_at -= 3601
+    lock.heartbeat()
+    lock.check()
+
+
+def test_the_clocks_of_a_lock_that_was_waited_for_begin_with_the_lock(lock_client, monkeypatch):
+    """Asked for long ago and granted just now: neither silent nor over."""
+    client, late = lock_client(), []
+    call = client.call
+
+    def slowly(method, path, *args, **kwargs):
+        answer = call(method, path, *args, **kwargs)
+        late.append(10)
+        return answer
+
+    monkeypatch.setattr(client, "call", slowly)
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: sum(late[:1])))
+    lock = client.acquire("main", lock_type="BACKUP", wait_seconds=20, ttl_seconds=5, heartbeat_interval=1)
+    lock.check()
 
 
 def test_other_refusals_are_errors(lock_client):

@@ -4,7 +4,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from config.errors import Conflict
+from config.errors import Conflict, Unavailable
 from locks.models import Branch, BranchLock
 from locks.services import Locked, LockRequest, acquire_lock, check_write, set_branch_state
 
@@ -18,6 +18,14 @@ def lock(branch="main", scope="BRANCH", client="holder", kind="MAINTENANCE", **t
 def test_an_unlocked_branch_lets_everybody_write_and_is_made_on_first_use():
     check_write("main", "template", "7")
     assert Branch.objects.get().state == "ACTIVE"
+
+
+@pytest.mark.parametrize("table", ["branches", "branch_locks"])
+def test_a_lock_store_that_cannot_be_asked_refuses_the_write(table):
+    with pytest.raises(Unavailable), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} RENAME TO away")
+        check_write("main", "template", "7")
 
 
 def test_a_write_shares_the_row_of_the_branch():

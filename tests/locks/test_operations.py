@@ -38,7 +38,7 @@ def test_a_quiet_database_breaks_no_invariant(holder):
     shift(holder.acquire("a"), expires_at=-1)
     holder.acquire("b")
     assert set(clean().values()) == {0}
-    assert len(clean()) == 5
+    assert len(clean()) == 6
 
 
 def test_a_lock_that_blocks_past_its_expiry_is_reported(holder):
@@ -86,6 +86,25 @@ def test_a_lock_for_the_repair_of_an_error_is_none(holder):
     set_branch_state("main", "ERROR", "boss", "broken")
     holder.acquire()
     assert count("locks.lock_on_closed_branch") == 0
+
+
+def test_an_earlier_error_excuses_no_lock_on_a_closed_branch(holder):
+    set_branch_state("main", "ERROR", "boss", "broken")
+    set_branch_state("main", "ACTIVE", "boss", "mended")
+    holder.acquire()
+    sql("UPDATE branches SET state = 'ERROR'")
+    assert count("locks.lock_on_closed_branch") == 1
+
+
+def test_a_branch_locked_for_write_by_nobody_is_reported_and_healed(holder, admin):
+    lock = holder.acquire(kind="INDEXING")
+    admin.post("/status/other/", {"state": "LOCKED_FOR_WRITE", "reason": "by hand"})
+    assert count("locks.locked_without_indexing") == 1
+    sql("UPDATE branch_locks SET state = 'released' WHERE id = %s", str(lock["lock_id"]))
+    assert count("locks.locked_without_indexing") == 2
+    assert integrity.heal("locks.locked_without_indexing") == {"activated": 2}
+    assert set(Branch.objects.values_list("state", flat=True)) == {"ACTIVE"}
+    assert count("locks.locked_without_indexing") == 0
 
 
 def test_a_waiter_past_its_deadline_is_reported_swept_and_healed():
@@ -164,6 +183,10 @@ def test_the_command_ends_the_locks_named(holder):
     first, second, third = (holder.acquire(name) for name in "abc")
     assert "released 2 locks" in command("--lock", str(first["lock_id"]), str(second["lock_id"]), "--reason", "x")
     assert kinds(third) == ["ACQUIRED"]
+    fourth = holder.acquire("a")
+    assert "released 2 locks" in command(
+        "--lock", str(third["lock_id"]), "--lock", str(fourth["lock_id"]), "--reason", "x"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from locks.models import Branch
+from locks.models import Branch, LockWaiter
+from tests.locks.conftest import shift
 
 pytestmark = pytest.mark.django_db
 
@@ -152,3 +153,71 @@ def test_the_database_knows_the_kinds_of_events(holder):
         cursor.execute(
             "INSERT INTO branch_lock_events (branch_id, kind, actor) SELECT id, 'WHATEVER', 'x' FROM branches"
         )
+
+
+def refused(constraint, statement, *values):
+    with pytest.raises(IntegrityError, match=constraint), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(statement, values)
+
+
+@pytest.mark.parametrize("time", ["infinity", "-infinity"])
+def test_every_time_is_one_that_can_be_read(holder, time):
+    holder.release(holder.acquire())
+    for table, *columns in (
+        ("branches", "indexing_started_at", "indexing_completed_at", "created_at"),
+        ("branch_locks", "locked_at", "expires_at", "last_heartbeat", "estimated_at", "released_at", "expired_at"),
+    ):
+        for column in columns:
+            refused(f"{table}_times", f"UPDATE {table} SET {column} = %s", time)
+    events = "INSERT INTO branch_lock_events (branch_id, kind, created_at) SELECT id, 'HEARTBEAT', %s FROM branches"
+    refused("branch_lock_events_times", events, time)
+
+
+@pytest.mark.parametrize(
+    ("column", "number"), [("progress", "NaN"), ("progress", 100.1), ("estimated_remaining_hours", "infinity")]
+)
+def test_what_a_heartbeat_told_is_a_number_that_can_be_shown(holder, column, number):
+    holder.acquire()
+    refused("branch_locks_progress", f"UPDATE branch_locks SET {column} = %s", number)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("deadline_at", "infinity"), ("seen_at", "infinity"), ("terms", "[]"), ("terms", "null")]
+)
+def test_no_waiter_stops_the_releases_of_its_branch(holder, column, value):
+    holder.acquire()
+    waiter = f"INSERT INTO branch_lock_waiters (branch_id, state, {column}) SELECT id, 'waiting', %s FROM branches"
+    refused("branch_lock_waiters_(times|terms)", waiter, value)
+
+
+def test_a_lock_of_the_contracts_columns_alone_blocks_like_any_other(holder, other):
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO branches (name, state, fence) VALUES ('main', 'ACTIVE', 0)")
+        cursor.execute("INSERT INTO branch_locks (branch_id, state) SELECT id, 'active' FROM branches")
+        cursor.execute("INSERT INTO branch_lock_events (branch_id, kind) SELECT id, 'CONFLICT' FROM branches")
+    [blocker] = other.ask(scope="RESOURCE", resource_type="a", resource_id="1").data["conflicts"]
+    assert (blocker["locked_by"], blocker["lock_scope"]) == ("sql", "BRANCH")
+    shift(blocker, expires_at=-1)
+    assert other.ask().status_code == 201
+
+
+@pytest.mark.parametrize("columns", [{}, {"terms": '{"reason": "a", "of another version": 1}'}])
+def test_a_waiter_by_bare_sql_stands_in_line_and_in_nobodys_way(holder, other, columns):
+    lock = holder.acquire()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO branch_lock_waiters ({', '.join(['branch_id', 'state', *columns])})"
+            f" SELECT id, 'waiting' {''.join(', %s' for _column in columns)} FROM branches",
+            list(columns.values()),
+        )
+    assert holder.release(lock).status_code == 204
+    assert LockWaiter.objects.get().state == "granted"
+    assert other.ask().data["conflicts"][0]["locked_by"] == "sql"
+    shift({"lock_id": LockWaiter.objects.get().lock_id}, expires_at=-1)
+    assert other.ask().status_code == 201
+
+
+def test_a_waiter_asks_for_what_can_be_granted(holder):
+    holder.acquire()
+    with pytest.raises(IntegrityError, match="scope_fits"), connection.cursor() as cursor:
+        cursor.execute("INSERT INTO branch_lock_waiters (branch_id, lock_scope) SELECT id, 'RESOURCE' FROM branches")

@@ -30,6 +30,7 @@ from locks.services import (
     start_indexing,
 )
 from locks.services.acquiring import try_acquire
+from locks.services.branches import patiently
 from locks.services.waiting import ROOM
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -209,6 +210,35 @@ def test_a_row_not_had_within_five_seconds_is_a_503(beside):
     Branch.objects.create(name="main")
     with transaction.atomic():
         Branch.objects.select_for_update().get()
+
+        def write():
+            with transaction.atomic():
+                check_write("main", None, None)
+
+        with pytest.raises(Unavailable):
+            beside(write).result(PATIENCE)
+
+
+def test_a_wait_is_bounded_as_a_whole_and_not_at_each_turn():
+    """Behind another who waits there are two waits, each with a lock_timeout of its own."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(patiently("SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"))
+        cursor.nextset()
+        assert cursor.fetchall() == [("5s", "5s")]
+
+
+def test_the_bound_of_a_wait_ends_with_it():
+    with transaction.atomic():
+        sql("SET LOCAL statement_timeout = '50s'")
+        check_write("main", None, None)
+        assert sql("SHOW statement_timeout") == [("50s",)]
+
+
+@pytest.mark.parametrize("table", ["branches", "branch_locks"])
+def test_a_locked_table_is_no_longer_waited_for_than_a_row(beside, table):
+    Branch.objects.create(name="main")
+    with transaction.atomic():
+        sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
 
         def write():
             with transaction.atomic():
@@ -412,6 +442,16 @@ def test_fifty_waiters_do_not_hold_fifty_connections(beside):
         force_unlock("admin", "next", branch="main")
     order = list(BranchLock.objects.order_by("fence").values_list("locked_by", flat=True))[1:]
     assert order == list(LockWaiter.objects.order_by("id").values_list("client", flat=True))
+
+
+def test_without_a_seat_nobody_waits(monkeypatch):
+    """The last threads of a web server are for whoever would release the lock."""
+    acquire()
+    monkeypatch.setattr(ROOM, "seats", threading.BoundedSemaphore(1))
+    with ROOM.seats, pytest.raises(LockConflict):
+        acquire("late", wait=PATIENCE)
+    assert not LockWaiter.objects.exists()
+    assert ROOM.seats.acquire(blocking=False)
 
 
 def test_the_same_key_joins_the_one_already_waiting(beside):

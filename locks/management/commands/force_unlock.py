@@ -16,7 +16,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument("--branch", metavar="NAME")
-        which.add_argument("--lock", metavar="ID", nargs="+")
+        which.add_argument("--lock", metavar="ID", nargs="+", action="extend")
         parser.add_argument("--reason", required=True, metavar="TEXT")
         parser.add_argument("--dry-run", action="store_true", help="change nothing, print what would be ended")
 
