@@ -21,6 +21,7 @@ READ = [
     "messaging.view_webhookendpoint",
     "messaging.view_webhookdelivery",
     "messaging.view_webhookattempt",
+    "messaging.read_inbox",
 ]
 REGISTER = ["messaging.add_subscription", "messaging.change_subscription", "messaging.view_subscription"]
 SEND = [

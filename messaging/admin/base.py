@@ -1,11 +1,11 @@
 """What the pages of messaging share."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
+from django import forms
+from django.core.exceptions import ValidationError
 from django.db import models
-from django.http import HttpRequest
 from django.template.defaultfilters import date as date_filter
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
@@ -16,30 +16,24 @@ from django.utils.translation import gettext as _
 from config.console import ConsoleAdmin
 
 
+class ObjectField(forms.JSONField):
+    """JSON that is an object; a field left empty is an empty one."""
+
+    def clean(self, value: Any) -> dict[str, Any]:
+        found = super().clean(value)
+        if found is not None and not isinstance(found, dict):
+            raise ValidationError(_("Expected an object."))
+        return found or {}
+
+
 class MessagingAdmin(ConsoleAdmin):
-    """Adds buttons above a row's page: the list's own actions, where they apply, and links."""
-
-    change_form_outer_before_template = "admin/messaging/act.html"
-
     class Media:
         css = {"all": ["messaging/messaging.css"]}
 
-    def acts_for(self, obj: Any) -> Iterable[str]:
-        """Names of the actions that make sense for this row as it is."""
-        return ()
-
-    def links_for(self, request: HttpRequest, obj: Any) -> list[dict[str, Any]]:
-        return []
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        obj = kwargs.get("obj")
-        if obj is not None and obj.pk is not None and not kwargs.get("add"):
-            allowed = self.get_actions(request)
-            wanted = [name for name in self.acts_for(obj) if name in allowed]
-            context["acts"] = [{"name": name, "title": allowed[name][2]} for name in wanted]
-            context["acts_url"] = list_url(self.model)
-            context["links"] = self.links_for(request, obj)
-        return super().render_change_form(request, context, *args, **kwargs)
+    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        if isinstance(db_field, models.JSONField):
+            kwargs.setdefault("form_class", ObjectField)
+        return super().formfield_for_dbfield(db_field, request, **kwargs)
 
 
 class ReadOnlyAdmin(MessagingAdmin):
@@ -58,10 +52,6 @@ def moment(field: str, description: Any) -> Any:
 
     show.short_description = description  # type: ignore[attr-defined]
     return show
-
-
-def list_url(model: type[models.Model]) -> str:
-    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 
 
 def page_url(model: type[models.Model], key: Any) -> str:

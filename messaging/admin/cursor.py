@@ -8,7 +8,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
-from django.db import OperationalError, connection, transaction
+from django.db import DataError, OperationalError, connection, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
@@ -70,6 +70,8 @@ class CursorChangeList(ChangeList):
         except OperationalError:
             messages.warning(request, _("So few rows match that looking for them takes too long. Add a filter."))
             return []
+        except DataError as error:  # a filter's value that no column can hold
+            raise IncorrectLookupParameters(error) from error
 
 
 def as_uuid(text: str) -> UUID | None:

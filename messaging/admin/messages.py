@@ -250,6 +250,11 @@ class MessageAdmin(ReadOnlyAdmin):
 
     at = moment("created_at", _("created"))
 
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        (first, shown), *others = super().get_fieldsets(request, obj)
+        own = ("from_address",) if obj is not None and obj.from_address else ()
+        return [(first, {**shown, "fields": (*shown["fields"], *own)}), *others]
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return CursorChangeList
 

@@ -11,10 +11,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from config.console import Figure, Panel, Row, few, panel, sparkline
+from config.console import Figure, Panel, Row, few, list_url, panel, sparkline
 from config.console.panels import MOST, age
 from config.models import SweepRun
-from messaging.admin.base import list_url
 from messaging.admin.messages import STATES, midnight
 from messaging.models import (
     Application,

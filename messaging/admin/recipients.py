@@ -9,8 +9,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RelatedDropdownFilter
 
-from config.console import Entry, confirmed_action, pill
-from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, list_url, moment
+from config.console import Entry, confirmed_action, list_url, pill
+from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, moment
 from messaging.admin.cursor import CursorChangeList, as_uuid
 from messaging.admin.messages import addressed
 from messaging.models import Application, Message, ProviderCircuit, Subscription, SubscriptionEvent, Suppression
@@ -172,6 +172,14 @@ class LiftedFilter(DropdownFilter):
         return queryset.filter(lifted_at__isnull=self.value() == "no") if self.value() in ("no", "yes") else queryset
 
 
+# The reasons nobody typed.
+AUTOMATIC = {
+    Suppression.HARD_BOUNCE: _("hard bounce"),
+    Suppression.COMPLAINT: _("complaint"),
+    Suppression.UNSUBSCRIBED: _("unsubscribed"),
+}
+
+
 def lift(ids: list[Any], actor: Any, reason: str) -> Any:
     return acting.lift_many(ids, reason, actor.get_username(), now=timezone.now())
 
@@ -179,14 +187,14 @@ def lift(ids: list[Any], actor: Any, reason: str) -> Any:
 @admin.register(Suppression)
 class SuppressionAdmin(ReadOnlyAdmin):
     icon, menu_order = "person_off", 40
-    list_display = ("address_hint", "channel_type", "reason", "state", "application", "at")
+    list_display = ("address_hint", "channel_type", "why", "state", "application", "at")
     list_select_related = ("application",)
     list_filter = (LiftedFilter, ("channel_type", ChoicesDropdownFilter), ("application", RelatedDropdownFilter))
     search_fields = ("id",)
     search_help_text = _("The whole address")
     sortable_by = ()
     fieldsets = (
-        (None, {"fields": (("address_hint", "channel_type"), ("state", "reason"), ("application", "created_at"))}),
+        (None, {"fields": (("address_hint", "channel_type"), ("state", "why"), ("application", "created_at"))}),
         (_("Evidence"), {"fields": ("shown_evidence",)}),
         (_("Lifted"), {"fields": (("lifted_at", "lifted_by"), "lift_note")}),
     )
@@ -207,6 +215,10 @@ class SuppressionAdmin(ReadOnlyAdmin):
             return queryset, False
         hashes = [address_hash(channel, text) for channel in ("push", "email", "sms", "kakao_talk", "in_app")]
         return queryset.filter(Q(address_hash__in=hashes) | Q(pk=as_uuid(text))), False
+
+    @admin.display(description=_("reason"))
+    def why(self, row: Suppression) -> str:
+        return str(AUTOMATIC.get(row.reason, row.reason))
 
     @admin.display(description=_("state"))
     def state(self, row: Suppression) -> SafeString:

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import BooleanRadioFilter, ChoicesDropdownFilter, RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from config.console import Entry, pill, record_human_action
+from config.console import Entry, RefusableForm, ServiceAdmin, pill, record_human_action
 from config.errors import DomainError
 from messaging.admin.base import MessagingAdmin, page_url
 from messaging.admin.cursor import as_uuid
@@ -33,7 +33,7 @@ SHOWN = 50
 COMPARED = ("name", "title_template", "body_template", "data_template", "provider_code")
 
 
-class TemplateForm(forms.ModelForm):  # type: ignore[type-arg]
+class TemplateForm(RefusableForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, rows in (("title_template", 2), ("body_template", 10), ("data_template", 4)):
@@ -70,7 +70,7 @@ class PreviewForm(forms.Form):
 
 
 @admin.register(MessageTemplate)
-class MessageTemplateAdmin(MessagingAdmin):
+class MessageTemplateAdmin(ServiceAdmin, MessagingAdmin):
     icon, menu_order = "description", 20
     form = TemplateForm
     list_display = ("name", "channel", "version", "on", "approved", "application", "updated_at")
@@ -105,39 +105,15 @@ class MessageTemplateAdmin(MessagingAdmin):
 
     # --- writing: by the service, behind the gate of locks
 
-    def save_model(self, request: HttpRequest, obj: MessageTemplate, form: Any, change: bool) -> None:
-        hold = templates.Hold(actor=request.user)
-        if change:
-            templates.change_template(obj.pk, {name: getattr(obj, name) for name in form.changed_data}, hold=hold)
-            return
-        fields = {name: getattr(obj, name) for name in form.cleaned_data if name != "application"}
-        obj.pk = templates.create_template(obj.application, fields, now=timezone.now()).pk
+    def create(self, request: HttpRequest, fields: dict[str, Any]) -> MessageTemplate:
+        return templates.create_template(fields.pop("application"), fields, now=timezone.now())
 
-    def delete_model(self, request: HttpRequest, obj: MessageTemplate) -> None:
-        templates.delete_template(obj.pk, hold=templates.Hold(actor=request.user), now=timezone.now())
+    def change(self, request: HttpRequest, obj: MessageTemplate, changes: dict[str, Any]) -> None:
+        templates.change_template(obj.pk, changes, hold=templates.Hold(actor=request.user))
 
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[MessageTemplate]) -> None:
-        for obj in queryset:
-            self.delete_model(request, obj)
-
-    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+    def remove(self, request: HttpRequest, obj: MessageTemplate) -> None:
         """The row and its versions stay; messages go on naming it."""
-        return [str(obj) for obj in objs], {}, set(), []
-
-    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return self._refusable(
-            request, lambda: super(MessageTemplateAdmin, self).changeform_view(request, *args, **kwargs)
-        )
-
-    def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return self._refusable(request, lambda: super(MessageTemplateAdmin, self).delete_view(request, *args, **kwargs))
-
-    def _refusable(self, request: HttpRequest, view: Any) -> Any:
-        try:
-            return view()
-        except DomainError as refusal:
-            messages.error(request, refusal.detail)
-            return HttpResponseRedirect(request.get_full_path())
+        templates.delete_template(obj.pk, hold=templates.Hold(actor=request.user), now=timezone.now())
 
     # --- preview and test
 

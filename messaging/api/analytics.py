@@ -11,12 +11,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from config.rest import StrictSerializer
+from messaging.api.messages import UNQUOTED_ZONE
 from messaging.api.tenancy import applications_of
 from messaging.services import analytics
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
-# A plus sign that was not quoted arrives as a blank.
-UNQUOTED_ZONE = re.compile(r" (\d{2}:?\d{2})\Z")
 DEFAULT_DAYS = 30
 
 

@@ -1,3 +1,4 @@
+import re
 from functools import cache
 from typing import Any
 
@@ -5,6 +6,7 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 from django_filters import rest_framework as filters
+from django_filters.fields import IsoDateTimeField
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from drf_standardized_errors.formatter import flatten_errors
 from rest_framework import mixins, serializers, status
@@ -17,6 +19,7 @@ from rest_framework.viewsets import GenericViewSet
 from config.rest import (
     SEE_ALL_TENANTS,
     JSONObject,
+    Moment,
     StrictSerializer,
     TenantQuerysetMixin,
     UUIDLookup,
@@ -145,11 +148,11 @@ class MessageCreateSerializer(StrictSerializer):
     kind = serializers.ChoiceField(choices=Kind.choices, required=False)
     campaign = Text(required=False, allow_blank=True, allow_null=True, max_length=255)
     priority = serializers.IntegerField(required=False, min_value=0, max_value=9)
-    scheduled_at = serializers.DateTimeField(required=False, allow_null=True)
+    scheduled_at = Moment(required=False, allow_null=True)
 
 
 class BulkItemSerializer(MessageCreateSerializer):
-    idempotency_key = serializers.RegexField(VISIBLE_ASCII.pattern + r"\Z", required=False, allow_null=True)
+    idempotency_key = serializers.RegexField(rf"\A{VISIBLE_ASCII.pattern}\Z", required=False, allow_null=True)
 
     def validate_idempotency_key(self, key: str | None) -> str | None:
         if key is not None and key.startswith(settings.RESERVED_KEYS):
@@ -179,7 +182,7 @@ class BulkResponseSerializer(serializers.Serializer[Any]):
 
 
 class ReceiptSerializer(StrictSerializer):
-    occurred_at = serializers.DateTimeField(required=False)
+    occurred_at = Moment(required=False)
 
 
 class ConversionSerializer(ReceiptSerializer):
@@ -191,6 +194,19 @@ class ResolutionSerializer(StrictSerializer):
     outcome = serializers.ChoiceField(choices=["accepted", "rejected"])
 
 
+# A plus sign that was not quoted arrives as a blank.
+UNQUOTED_ZONE = re.compile(r" (\d{2}:?\d{2})\Z")
+
+
+class MomentField(IsoDateTimeField):
+    def to_python(self, value: Any) -> Any:
+        return super().to_python(UNQUOTED_ZONE.sub(r"+\1", value) if isinstance(value, str) else value)
+
+
+class MomentFilter(filters.IsoDateTimeFilter):
+    field_class = MomentField
+
+
 class MessageFilters(filters.FilterSet):
     status = filters.ChoiceFilter(choices=Message.Status.choices)
     channel_type = filters.ChoiceFilter(choices=Channel.choices)
@@ -198,8 +214,8 @@ class MessageFilters(filters.FilterSet):
     campaign = filters.CharFilter()
     user_id = filters.CharFilter()
     subscription_id = filters.UUIDFilter()
-    created_after = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte")
-    created_before = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="lt")
+    created_after = MomentFilter(field_name="created_at", lookup_expr="gte")
+    created_before = MomentFilter(field_name="created_at", lookup_expr="lt")
 
 
 class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet):
@@ -349,7 +365,8 @@ def as_result(outcome: Outcome) -> dict[str, Any]:
     if outcome.code is None:
         return {"status": 201, "id": outcome.message_id}
     code = 429 if outcome.code == QUOTA_EXCEEDED else 409 if outcome.code in CONFLICTS else 400
-    return {"status": code, "errors": [{"code": outcome.code, "detail": outcome.detail, "attr": outcome.attr}]}
+    attr = "idempotency_key" if outcome.attr == "Idempotency-Key" else outcome.attr
+    return {"status": code, "errors": [{"code": outcome.code, "detail": outcome.detail, "attr": attr}]}
 
 
 BORN: dict[str, Any] = {

@@ -107,7 +107,9 @@ class SubscriptionViewSet(
     def create(self, request: Request) -> Response:
         wanted = validated(RegistrationSerializer, request.data)
         application = chosen_application(request.user, wanted.pop("application", None))
-        row, new = register_subscriptions(application, [SubscriptionSpec(**wanted)], now=timezone.now())[0]
+        unlinked = "user_id" in wanted and wanted["user_id"] is None
+        spec = SubscriptionSpec(**wanted, unlinked=unlinked)
+        row, new = register_subscriptions(application, [spec], now=timezone.now())[0]
         row = self.queryset.get(pk=row.pk)
         code = status.HTTP_201_CREATED if new else status.HTTP_200_OK
         return Response(SubscriptionSerializer(row).data, status=code)

@@ -10,8 +10,8 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from config.rest import (
+    BoundedJSON,
     IdempotentMixin,
-    JSONObject,
     StrictModelSerializer,
     StrictSerializer,
     TenantQuerysetMixin,
@@ -27,7 +27,7 @@ from messaging.services import add_suppression, lift_suppression
 class SuppressionSerializer(StrictModelSerializer):
     application: Any = serializers.SlugRelatedField("slug", read_only=True)
     channel = serializers.ChoiceField(choices=Channel.choices, source="channel_type")
-    evidence = JSONObject(read_only=True)
+    evidence = BoundedJSON(read_only=True)
 
     class Meta:
         model = Suppression
@@ -42,7 +42,7 @@ class SuppressionCreateSerializer(StrictSerializer):
     channel = serializers.ChoiceField(choices=Channel.choices)
     address = serializers.CharField(max_length=4096, write_only=True)
     reason = serializers.CharField(max_length=100)
-    evidence = JSONObject(required=False, max_bytes=16384)
+    evidence = BoundedJSON(required=False, max_bytes=16384)
 
 
 class LiftSerializer(StrictSerializer):

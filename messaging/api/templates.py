@@ -1,5 +1,6 @@
 from typing import Any
 
+from django.db import transaction
 from django.utils import timezone
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
@@ -9,7 +10,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from config.errors import Invalid
 from config.rest import (
     IdempotentMixin,
     JSONObject,
@@ -18,11 +18,11 @@ from config.rest import (
     TenantQuerysetMixin,
     UUIDLookup,
 )
-from config.rest.access import is_uuid
+from locks.api.gate import gate_headers, gated
 from messaging.api.messages import validated
 from messaging.api.tenancy import chosen_application
 from messaging.models import Channel, MessageTemplate, MessageTemplateVersion
-from messaging.services import Hold, change_template, create_template, delete_template, render
+from messaging.services import Hold, change_template, create_template, delete_template, pass_gate, render
 
 MOST_CHARACTERS = 500_000
 
@@ -105,13 +105,16 @@ class TemplateViewSet(
         row = create_template(application, wanted, now=timezone.now())
         return Response(TemplateSerializer(row).data, status=status.HTTP_201_CREATED)
 
-    @extend_schema(request=TemplateChangeSerializer, responses=TemplateSerializer)
+    @gated(200, TemplateSerializer, request=TemplateChangeSerializer)
+    @transaction.atomic
     def partial_update(self, request: Request, pk: str) -> Response:
-        row = self.get_object()
+        """The gate is asked before the body is looked at: who may not write need not know what is wrong with it."""
+        row, hold = self.get_object(), hold_of(request)
+        pass_gate(row.pk, hold)
         changes = validated(TemplateChangeSerializer, request.data)
-        return Response(TemplateSerializer(change_template(row.pk, changes, hold=hold_of(request))).data)
+        return Response(TemplateSerializer(change_template(row.pk, changes, hold=hold)).data)
 
-    @extend_schema(responses={204: None})
+    @gated(204)
     def destroy(self, request: Request, pk: str) -> Response:
         delete_template(self.get_object().pk, hold=hold_of(request), now=timezone.now())
         return Response(status=status.HTTP_204_NO_CONTENT)
@@ -130,10 +133,4 @@ class TemplateViewSet(
 
 
 def hold_of(request: Request) -> Hold:
-    """The lock the client says it holds, by the headers of the write gate."""
-    lock_id, fence = request.headers.get("X-Lock-Id"), request.headers.get("X-Lock-Fence")
-    if lock_id is not None and not is_uuid(lock_id):
-        raise Invalid("Expected the id of a lock.", attr="X-Lock-Id")
-    if fence is not None and not (fence.isascii() and fence.isdigit() and len(fence) <= 18):
-        raise Invalid("Expected the fence of a lock, a whole number.", attr="X-Lock-Fence")
-    return Hold(request.user, lock_id, None if fence is None else int(fence))
+    return Hold(request.user, **gate_headers(request))

@@ -15,7 +15,7 @@ def applications_of(user: Any) -> QuerySet[Application]:
 
 
 def sender_of(user: Any) -> Sender:
-    return Sender(None if user.has_perm(SEE_ALL_TENANTS) else user.pk)
+    return Sender(home=user.pk) if user.has_perm(SEE_ALL_TENANTS) else Sender(user.pk)
 
 
 def chosen_application(user: Any, slug: str | None) -> Application:

@@ -25,6 +25,7 @@ def ids_in(purpose: str, token: str, count: int) -> tuple[UUID, ...]:
     return ids
 
 
+@csrf_exempt
 @require_safe
 def open_pixel(request: HttpRequest, token: str) -> HttpResponse:
     (message_id,) = ids_in("open", token, 1)
@@ -33,6 +34,7 @@ def open_pixel(request: HttpRequest, token: str) -> HttpResponse:
     return HttpResponse(PIXEL, content_type="image/gif", headers=UNSEEN)
 
 
+@csrf_exempt
 @require_safe
 def follow_link(request: HttpRequest, token: str) -> HttpResponse:
     message_id, link_id = ids_in("click", token, 2)

@@ -2,7 +2,7 @@ from django.contrib.auth.models import User
 from django.contrib.postgres.functions import RandomUUID
 from django.core.validators import MinValueValidator, validate_slug
 from django.db import models
-from django.db.models import Value
+from django.db.models import Q, Value
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from uuid_utils.compat import uuid7
@@ -28,6 +28,15 @@ class Application(models.Model):
         verbose_name = _("application")
         verbose_name_plural = _("applications")
         triggers = [FORGET_USAGE]
+        constraints = [
+            models.CheckConstraint(name="applications_settings_object", condition=Q(settings__contains={})),
+            models.CheckConstraint(
+                name="applications_daily_quota", condition=Q(daily_quota__isnull=True) | Q(daily_quota__gte=0)
+            ),
+            models.CheckConstraint(
+                name="applications_monthly_quota", condition=Q(monthly_quota__isnull=True) | Q(monthly_quota__gte=0)
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name or self.slug

@@ -1,7 +1,10 @@
 from datetime import datetime
 
 from django.db import models
+from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+
+from messaging.triggers import FORGET_FAILURES
 
 
 class ProviderCircuitQuerySet(models.QuerySet["ProviderCircuit"]):
@@ -13,11 +16,11 @@ class ProviderCircuit(models.Model):
     """A provider that is not called now. A row is an open breaker; closing it deletes the row."""
 
     provider = models.CharField(_("provider"), max_length=50, primary_key=True)
-    reason = models.CharField(_("reason"), max_length=20)
-    code = models.CharField(_("code"), max_length=100, blank=True, default="")
-    detail = models.TextField(_("detail"), blank=True, default="")
-    opened_at = models.DateTimeField(_("opened"))
-    probe_at = models.DateTimeField(_("next probe"))
+    reason = models.CharField(_("reason"), max_length=20, db_default="config")
+    code = models.CharField(_("code"), max_length=100, blank=True, default="", db_default="")
+    detail = models.TextField(_("detail"), blank=True, default="", db_default="")
+    opened_at = models.DateTimeField(_("opened"), db_default=Now())
+    probe_at = models.DateTimeField(_("next probe"), db_default=Now())
 
     objects = ProviderCircuitQuerySet.as_manager()
 
@@ -25,6 +28,7 @@ class ProviderCircuit(models.Model):
         db_table = "provider_circuits"
         verbose_name = _("open breaker")
         verbose_name_plural = _("open breakers")
+        triggers = [FORGET_FAILURES]
 
     def __str__(self) -> str:
         return self.provider

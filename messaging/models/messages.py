@@ -4,7 +4,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import F, Min, Q, Value
+from django.db.models import Exists, F, Min, OuterRef, Q, Value
 from django.db.models.functions import Coalesce, Greatest, Now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
@@ -16,7 +16,15 @@ from config.triggers import append_only, undeletable
 from messaging.models.applications import Application
 from messaging.models.subscriptions import Channel, Subscription
 from messaging.models.templates import MessageTemplate
-from messaging.triggers import CHANNEL_OF_SUBSCRIPTION, COUNT_RECEIPTS, MESSAGE_CREATED, MESSAGE_MOVED, VERSION_HISTORY
+from messaging.triggers import (
+    CHANNEL_OF_SUBSCRIPTION,
+    COUNT_RECEIPTS,
+    MESSAGE_CREATED,
+    MESSAGE_MOVED,
+    RECOUNT_USAGE,
+    RETRY_CLEARS,
+    VERSION_HISTORY,
+)
 from messaging.triggers.rollups import ROLLUP_TRIGGERS
 from messaging.triggers.webhooks import WEBHOOK_OUTBOX
 
@@ -24,7 +32,8 @@ EMPTY: Any = Value({}, models.JSONField())
 DUE = Coalesce("next_attempt_at", "scheduled_at", "created_at")
 # GREATEST of PostgreSQL passes over NULL: without scheduled_at the clock starts at created_at.
 CLOCK_START = Greatest("created_at", "scheduled_at")
-CONTENT_CLEARED: dict[str, Any] = {"title": "", "body": "", "data": {}}
+# The parameters are what a Kakao template was filled with: the body once more.
+CONTENT_CLEARED: dict[str, Any] = {"title": "", "body": "", "data": {}, "template_parameters": {}}
 
 
 class Kind(models.TextChoices):
@@ -62,6 +71,13 @@ def longest_delivered(rows: "MessageQuerySet") -> datetime | None:
     return rows.filter(expired_at__isnull=True).aggregate(at=Min("received_at"))["at"]
 
 
+def unclaimed(now: datetime) -> Q:
+    """Nobody is sending it: no lease, or one that ran out with no open attempt, which no dispatcher leaves behind."""
+    begun = MessageAttempt.objects.filter(message=OuterRef("pk"), ended_at__isnull=True)
+    lapsed = Q(leased_until__lte=now) | Q(leased_until__isnull=True)
+    return Q(lease_id__isnull=True) | (lapsed & Q(~Exists(begun)))
+
+
 class MessageQuerySet(models.QuerySet["Message"]):
     def alive(self, now: datetime) -> "MessageQuerySet":
         """Not past the last word of 24 h; the other side of `overdue`."""
@@ -70,8 +86,8 @@ class MessageQuerySet(models.QuerySet["Message"]):
     def overdue(self, now: datetime) -> "MessageQuerySet":
         """Neither sent nor ended within 24 h. A leased one is not: somebody may be sending it at this moment."""
         return (
-            self.filter(status__in=["pending", "errored"], lease_id__isnull=True)
-            .alias(clock_start=CLOCK_START)
+            self.filter(unclaimed(now), status__in=["pending", "errored"])
+            .annotate(clock_start=CLOCK_START)
             .filter(clock_start__lte=now - settings.MESSAGE_LIFE)
         )
 
@@ -83,7 +99,7 @@ class MessageQuerySet(models.QuerySet["Message"]):
         return (
             self.alive(now)
             .alias(due_at=DUE)
-            .filter(status="pending", hold_reason__isnull=True, lease_id__isnull=True, due_at__lte=now)
+            .filter(unclaimed(now), status="pending", hold_reason__isnull=True, due_at__lte=now)
         )
 
     def unreceipted(self, now: datetime) -> "MessageQuerySet":
@@ -105,9 +121,13 @@ class MessageQuerySet(models.QuerySet["Message"]):
         return self.filter(status="failed", archived_at__isnull=True, failed_at__lte=now - settings.FAILED_KEPT)
 
     def unresolved(self, now: datetime) -> "MessageQuerySet":
-        """Held because nobody knows whether they arrived, and still to be looked into; without a time: by a person."""
+        """Held because nobody knows whether they arrived, and still to be looked into; without a time: by a person.
+
+        Past their day they are not: let go of, they would end as never sent.
+        """
         free = Q(lease_id__isnull=True) | Q(leased_until__lte=now)
-        return self.filter(free, status="pending", hold_reason=HoldReason.OUTCOME_UNKNOWN, next_attempt_at__lte=now)
+        held = self.filter(free, status="pending", hold_reason=HoldReason.OUTCOME_UNKNOWN, next_attempt_at__lte=now)
+        return held.alive(now)
 
     def inbox(self, now: datetime) -> "MessageQuerySet":
         """What an app shows: delivered, not yet opened, not expired, though no sweep may have written that down."""
@@ -161,6 +181,10 @@ class Message(Refreshable):
     campaign = models.CharField(_("campaign"), max_length=255, null=True, blank=True)
     # The subscription's when the message was made: what it is counted under by tag.
     segment = models.IntegerField(null=True, editable=False)
+    # Whom it is from, where that is not the provider's usual: a mailbox with its name, or a number.
+    from_address = models.CharField(
+        pgettext_lazy("message", "from"), max_length=512, blank=True, default="", db_default=""
+    )
     priority = models.SmallIntegerField(_("priority"), default=5, db_default=5)
     scheduled_at = models.DateTimeField(_("scheduled"), null=True, blank=True)
 
@@ -239,10 +263,12 @@ class Message(Refreshable):
             *state_triggers(),
             *undeletable("messages"),
             CHANNEL_OF_SUBSCRIPTION,
+            RETRY_CLEARS,
             VERSION_HISTORY,
             MESSAGE_CREATED,
             MESSAGE_MOVED,
             COUNT_RECEIPTS,
+            RECOUNT_USAGE,
             *ROLLUP_TRIGGERS,
             WEBHOOK_OUTBOX,
         ]
@@ -288,8 +314,18 @@ class Message(Refreshable):
                 ),
             ),
             models.CheckConstraint(
+                name="messages_errored_was_not_sent",
+                condition=~Q(status="errored") | Q(sent_at__isnull=True, received_at__isnull=True),
+            ),
+            models.CheckConstraint(
                 name="messages_expired_is_not_converted",
                 condition=Q(expired_at__isnull=True) | Q(converted_at__isnull=True),
+            ),
+            models.CheckConstraint(
+                name="messages_expired_was_received", condition=Q(expired_at__isnull=True) | Q(status="received")
+            ),
+            models.CheckConstraint(
+                name="messages_archived_was_failed", condition=Q(archived_at__isnull=True) | Q(status="failed")
             ),
             models.CheckConstraint(name="messages_priority", condition=Q(priority__range=(0, 9))),
             models.CheckConstraint(name="messages_kind", condition=Q(kind__in=Kind.values)),
@@ -297,6 +333,10 @@ class Message(Refreshable):
             models.CheckConstraint(
                 name="messages_failure_type",
                 condition=Q(failure_type__isnull=True) | Q(failure_type__in=FailureType.values),
+            ),
+            models.CheckConstraint(
+                name="messages_hold_reason",
+                condition=Q(hold_reason__isnull=True) | Q(hold_reason__in=HoldReason.values),
             ),
             models.UniqueConstraint(
                 fields=["application", "idempotency_key"],
@@ -419,7 +459,7 @@ class MessageEvent(models.Model):
     id = models.BigAutoField(primary_key=True)
     message = models.ForeignKey(Message, models.DO_NOTHING, db_constraint=False, related_name="events")
     event_type = models.CharField(_("event"), max_length=20)
-    occurred_at = models.DateTimeField(_("at"))
+    occurred_at = models.DateTimeField(_("at"), db_default=Now())
     metadata = models.JSONField(_("details"), default=dict, db_default=EMPTY)
 
     class Meta:
@@ -427,6 +467,14 @@ class MessageEvent(models.Model):
         verbose_name = _("message event")
         verbose_name_plural = _("message events")
         triggers = append_only("message_events")
+        constraints = [
+            models.CheckConstraint(
+                name="message_events_type",
+                condition=Q(
+                    event_type__in=["created", "sent", "received", "converted", "failed", "errored", "retried"]
+                ),
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.event_type
@@ -455,10 +503,10 @@ class MessageAttempt(models.Model):
         Message, models.DO_NOTHING, db_constraint=False, db_index=False, related_name="attempts"
     )
     attempt_no = models.SmallIntegerField(_("no."))
-    started_at = models.DateTimeField(_("started"))
+    started_at = models.DateTimeField(_("started"), db_default=Now())
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=12, choices=Outcome.choices, null=True, blank=True)
-    provider = models.CharField(_("provider"), max_length=50)
+    provider = models.CharField(_("provider"), max_length=50, blank=True, default="", db_default="")
     provider_message_id = models.CharField(_("provider's id"), max_length=255, null=True, blank=True)
     code = models.CharField(_("code"), max_length=100, null=True, blank=True)
     raw = models.TextField(_("raw answer"), null=True, blank=True)

@@ -3,6 +3,7 @@ from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
+from django.contrib.postgres.functions import RandomUUID
 from django.db import connection, models
 from django.db.models import Case, Exists, OuterRef, Q, Value, When
 from django.db.models.functions import Now
@@ -80,7 +81,7 @@ class Subscription(models.Model):
     # The codes a service writes; the others come from clients' SDKs and providers.
     SUBSCRIBED, INITIAL, OPTED_OUT, UNREGISTERED, DISABLED, HARD_BOUNCE, COMPLAINT = 1, 0, -2, -10, -31, -42, -44
 
-    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    id = models.UUIDField(primary_key=True, default=uuid7, db_default=RandomUUID(), editable=False)
     application = models.ForeignKey(
         Application, models.CASCADE, related_name="subscriptions", verbose_name=_("application")
     )
@@ -106,7 +107,7 @@ class Subscription(models.Model):
     device_os = models.CharField(_("device system"), max_length=255, blank=True, default="", db_default="")
     device_language = models.CharField(_("device language"), max_length=20, blank=True, default="", db_default="")
     app_version = models.CharField(_("app version"), max_length=50, blank=True, default="", db_default="")
-    tags = models.JSONField(_("tags"), default=dict, blank=True)
+    tags = models.JSONField(_("tags"), default=dict, db_default=Value({}, models.JSONField()), blank=True)
     # Which of message_segments has these tags; written by a trigger.
     segment = models.IntegerField(null=True, editable=False)
     marketing_consent = models.BooleanField(_("marketing consent"), default=False, db_default=False)
@@ -118,7 +119,7 @@ class Subscription(models.Model):
     total_messages_received = models.IntegerField(_("messages received"), default=0, db_default=0)
     total_messages_converted = models.IntegerField(_("messages converted"), default=0, db_default=0)
     created_at = models.DateTimeField(_("created"), db_default=Now())
-    updated_at = models.DateTimeField(_("updated"), auto_now=True)
+    updated_at = models.DateTimeField(_("updated"), auto_now=True, db_default=Now())
 
     objects = SubscriptionQuerySet.as_manager()
 
@@ -129,6 +130,8 @@ class Subscription(models.Model):
         triggers = [SUBSCRIPTION_EVENTS, *SEGMENT_TRIGGERS]
         constraints = [
             models.UniqueConstraint(fields=["application", "type", "token_hash"], name="subscriptions_token_once"),
+            # An unknown type has no channel.
+            models.CheckConstraint(name="subscriptions_type", condition=Q(type__in=list(CHANNEL_OF))),
         ]
         indexes = [
             models.Index(
@@ -160,8 +163,8 @@ OF_RECIPIENT = (
 OF_APPLICATION = ("id", "slug", "settings", "daily_quota", "monthly_quota", "active")
 RECIPIENTS = f"""
     SELECT {", ".join(f"s.{name}" for name in OF_RECIPIENT)}, {", ".join(f"a.{name}" for name in OF_APPLICATION)},
-           EXISTS (SELECT 1 FROM suppressions x WHERE x.application_id = s.application_id AND x.lifted_at IS NULL
-                      AND x.channel_type = s.channel_type AND x.address_hash = s.token_hash)
+           (SELECT x.reason FROM suppressions x WHERE x.application_id = s.application_id AND x.lifted_at IS NULL
+               AND x.channel_type = s.channel_type AND x.address_hash = s.token_hash)
       FROM subscriptions s JOIN applications a ON a.id = s.application_id
      WHERE s.id = ANY(%(ids)s) AND (%(member)s::int IS NULL OR EXISTS (
                SELECT 1 FROM applications_members m WHERE m.application_id = a.id AND m.user_id = %(member)s))
@@ -174,7 +177,7 @@ def _recipient(row: tuple[Any, ...]) -> Subscription:
     tenant = list(row[len(OF_RECIPIENT) : -1])
     tenant[2] = json.loads(tenant[2])
     found.application = Application.from_db("default", OF_APPLICATION, tenant)
-    found.is_suppressed = row[-1]  # type: ignore[attr-defined]
+    found.suppressed_for = row[-1]  # type: ignore[attr-defined]
     return found
 
 

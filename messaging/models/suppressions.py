@@ -1,5 +1,6 @@
+from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import Q
+from django.db.models import Q, Value
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from uuid_utils.compat import uuid7
@@ -22,7 +23,7 @@ class Suppression(models.Model):
 
     HARD_BOUNCE, COMPLAINT, UNSUBSCRIBED = "hard_bounce", "complaint", "unsubscribed"
 
-    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    id = models.UUIDField(primary_key=True, default=uuid7, db_default=RandomUUID(), editable=False)
     application = models.ForeignKey(
         Application, models.CASCADE, related_name="suppressions", verbose_name=_("application")
     )
@@ -31,11 +32,11 @@ class Suppression(models.Model):
     address_hash = models.CharField(_("address hash"), max_length=64, editable=False)
     address_hint = models.CharField(_("address"), max_length=64, editable=False)
     reason = models.CharField(_("reason"), max_length=100)
-    evidence = models.JSONField(_("evidence"), default=dict, blank=True)
+    evidence = models.JSONField(_("evidence"), default=dict, db_default=Value({}, models.JSONField()), blank=True)
     created_at = models.DateTimeField(_("created"), db_default=Now())
     lifted_at = models.DateTimeField(_("lifted"), null=True, blank=True)
-    lifted_by = models.CharField(_("lifted by"), max_length=150, blank=True, default="")
-    lift_note = models.TextField(_("note"), blank=True, default="")
+    lifted_by = models.CharField(_("lifted by"), max_length=150, blank=True, default="", db_default="")
+    lift_note = models.TextField(_("note"), blank=True, default="", db_default="")
 
     objects = SuppressionQuerySet.as_manager()
 
@@ -48,7 +49,8 @@ class Suppression(models.Model):
                 fields=["application", "channel_type", "address_hash"],
                 condition=Q(lifted_at__isnull=True),
                 name="suppressions_active_once",
-            )
+            ),
+            models.CheckConstraint(name="suppressions_channel_type", condition=Q(channel_type__in=Channel.values)),
         ]
         permissions = [("lift_suppression", "Can lift suppressions")]
 

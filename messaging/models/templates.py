@@ -8,7 +8,7 @@ from uuid_utils.compat import uuid7
 from config.triggers import append_only
 from messaging.models.applications import Application
 from messaging.models.subscriptions import Channel
-from messaging.triggers import TEMPLATE_VERSIONS
+from messaging.triggers import TEMPLATE_EDITED, TEMPLATE_VERSIONS
 
 
 class MessageTemplateQuerySet(models.QuerySet["MessageTemplate"]):
@@ -50,11 +50,16 @@ class MessageTemplate(models.Model):
         db_table = "message_templates"
         verbose_name = _("template")
         verbose_name_plural = _("templates")
-        triggers = [TEMPLATE_VERSIONS]
+        triggers = [TEMPLATE_EDITED, TEMPLATE_VERSIONS]
         constraints = [
             models.UniqueConstraint(
                 fields=["application", "name"], condition=Q(deleted_at__isnull=True), name="message_templates_name_once"
-            )
+            ),
+            models.CheckConstraint(name="message_templates_channel", condition=Q(channel__in=Channel.values)),
+            models.CheckConstraint(
+                name="message_templates_approval", condition=Q(approval__in=["requested", "approved", "rejected"])
+            ),
+            models.CheckConstraint(name="message_templates_data_object", condition=Q(data_template__contains={})),
         ]
 
     def __str__(self) -> str:

@@ -3,13 +3,14 @@
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, Protocol
 from urllib.parse import quote, quote_plus
 from uuid import UUID
 
+from django.conf import settings
 from django.utils import timezone
 
 from config.observe import redact
@@ -39,6 +40,7 @@ class Outgoing:
     from_: str = ""
     created_at: datetime = field(default_factory=timezone.now)
     locale: str = ""
+    others: frozenset[str] = frozenset()  # the provider's ids of other messages to this recipient
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,14 @@ class Provider(Protocol):
         """
 
 
+def begun_after(message: Outgoing | None, started_at: datetime) -> datetime:
+    """Earlier none of its attempts can have begun: with weeks between making and sending, lists are too long to read
+    and providers refuse the question."""
+    if message is None:
+        return started_at
+    return max(min(message.created_at, started_at), started_at - settings.MESSAGE_LIFE)
+
+
 def accepted(provider_message_id: str = "", code: str = "") -> Answer:
     return Answer("accepted", code=code, provider_message_id=provider_message_id)
 
@@ -106,6 +116,11 @@ def network(code: str) -> Answer:
     return Answer("transient", "network", "provider", code, error_reason="network")
 
 
+def sender_rejected(code: str) -> Answer:
+    """The From that this message brought with it is not taken: its sender's affair, and no reason to stop others."""
+    return rejected("sender", code, "sender_rejected")
+
+
 def outage(code: str, scope: Scope = "provider") -> Answer:
     return Answer("transient", "outage", scope, code, error_reason="outage")
 
@@ -116,6 +131,12 @@ def rate_limited(code: str, retry_after: float | None = None, scope: Scope = "se
 
 def config(code: str, scope: Scope = "provider") -> Answer:
     return Answer("config", "config", scope, code, error_reason="config")
+
+
+def blamed(answer: Answer, message: Outgoing, codes: Collection[str]) -> Answer:
+    """Our set-up is wrong, by one of these codes: that of one sender only, where the message brought its own From."""
+    ours = answer.outcome == "config" and answer.code in codes
+    return sender_rejected(answer.code) if ours and message.from_ else answer
 
 
 def unknown(code: str) -> Answer:
@@ -130,10 +151,21 @@ def final(answer: Answer) -> Answer:
 
 
 def masked(raw: str, token: str) -> str:
-    """Trimmed only after masking, so that no half of an address is left at the end."""
-    for spelling in sorted(_spellings(token), key=len, reverse=True):
-        raw = re.sub(re.escape(spelling), "[address]", raw, flags=re.IGNORECASE)
-    return redact(raw.replace("\x00", "")).strip()[:RAW_LENGTH]
+    """Trimmed only after masking, so that no half of an address is left at the end. Of a long text only the beginning
+    is looked at: a megabyte without a blank would keep the patterns busy for hours."""
+    spellings = sorted(_spellings(token), key=len, reverse=True)
+    longest = len(spellings[0]) if spellings else 0
+    beginning = raw[: 4 * RAW_LENGTH + longest]
+    for spelling in spellings:
+        beginning = re.sub(re.escape(spelling), "[address]", beginning, flags=re.IGNORECASE)
+    if len(raw) > 4 * RAW_LENGTH + longest:
+        beginning = beginning[: len(beginning) - longest]
+    return redact(storable(beginning)).strip()[:RAW_LENGTH]
+
+
+def storable(text: str) -> str:
+    """Without what no column can hold, though JSON can spell it."""
+    return text.replace("\x00", "").encode("utf-8", "replace").decode()
 
 
 def _spellings(token: str) -> set[str]:

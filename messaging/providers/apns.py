@@ -97,7 +97,8 @@ class APNs(HttpProvider):
             "apns-id": own_id,
             "apns-collapse-id": own_id,
             "apns-priority": "10" if shown and message.kind != "marketing" else "5",
-            "apns-expiration": str(int((message.created_at + TIME_TO_LIVE).timestamp())),
+            # From now on: what was scheduled days ahead would else be past before it leaves and never wait for a device
+            "apns-expiration": str(int((timezone.now() + TIME_TO_LIVE).timestamp())),
         }
         url = f"/3/device/{quote(message.token, safe='')}"
         return await self.exchange("POST", url, json=payload(message), headers=headers)
@@ -125,8 +126,8 @@ def payload(message: Outgoing) -> dict[str, Any]:
 def _refusal(reply: Reply) -> Answer:
     reason = str(reply.body.get("reason") or "")
     code = reason or f"http_{reply.status}"
-    if reason in DEAD:
-        gone = rejected("recipient", code, "unregistered", subscription_status=DEAD[reason])
+    if reason in DEAD or reply.status == 410:
+        gone = rejected("recipient", code, "unregistered", subscription_status=DEAD.get(reason, -10))
         return replace(gone, since=_since(reply.body.get("timestamp")))
     if reason in SET_UP:
         return config(code)

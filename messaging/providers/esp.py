@@ -30,10 +30,15 @@ from messaging.providers.answers import (
     outage,
     rate_limited,
     rejected,
+    sender_rejected,
+    storable,
     unknown,
 )
 from messaging.providers.mime import ascii_address, message_id, sender, text_of
 from messaging.providers.threads import spread
+
+# They keep no words of ours beside a mail: their events are found by their own id.
+NO_METADATA = {"anymail-mailersend", "anymail-postal"}
 
 
 class ESP:
@@ -70,15 +75,22 @@ class ESP:
         except (AnymailConfigurationError, ImproperlyConfigured):
             return config("not_configured").about(message, "", started)
         mail = _mail(message, backend)
+        if self.name not in NO_METADATA:
+            mail.metadata = {"message_id": str(message.message_id)}  # type: ignore[attr-defined]
         try:
             mail.send()
         except AnymailInvalidAddress as error:
+            if message.from_ and "`from_email`" in str(error):
+                return sender_rejected("bad_address").about(message, str(error), started)
             bad = rejected("recipient", "invalid_address", "invalid_address", subscription_status=-40)
             return bad.about(message, str(error), started)
         except AnymailRecipientsRefused as error:
             return _judge(mail).about(message, str(error), started)
         except AnymailAPIError as error:
-            return _broken(error).about(message, str(error), started)
+            answer = _broken(error)
+            if message.from_ and answer.outcome in ("config", "rejected") and _blames_from(error):
+                answer = sender_rejected(answer.code)
+            return answer.about(message, str(error), started)
         except (AnymailError, ValueError) as error:
             return rejected("message", type(error).__name__, "rejected").about(message, str(error), started)
         return _judge(mail).about(message, "", started)
@@ -91,7 +103,6 @@ def _mail(message: Outgoing, backend: BaseEmailBackend) -> EmailMultiAlternative
         message.title, text_of(message.body), sender(message), to, headers=headers, connection=backend
     )
     mail.attach_alternative(message.body, "text/html")
-    mail.metadata = {"message_id": str(message.message_id)}  # type: ignore[attr-defined]
     return mail
 
 
@@ -99,13 +110,31 @@ def _judge(mail: EmailMultiAlternatives) -> Answer:
     status = mail.anymail_status  # type: ignore[attr-defined]
     states = status.status or {"unknown"}
     if states <= {"sent", "queued"}:
-        return accepted(str(status.message_id or ""), "/".join(sorted(states)))
+        return accepted(storable(str(status.message_id or "")), "/".join(sorted(states)))
     if states & {"invalid"}:
         return rejected("recipient", "invalid", "invalid_address", subscription_status=-40)
     if states & {"rejected"}:
         # On the service's own suppression list, for a reason it keeps to itself.
         return rejected("recipient", "rejected", "suppressed_by_provider")
     return rejected("message", "failed", "rejected") if "failed" in states else unknown("malformed")
+
+
+def _blames_from(error: AnymailAPIError) -> bool:
+    """How the services say that a From is not registered with them; those that say so in words alone are not read."""
+    try:
+        said = error.response.json()
+    except (AttributeError, ValueError):
+        return False
+    if not isinstance(said, dict):
+        return False
+    errors = said.get("errors")
+    if isinstance(errors, list):  # SendGrid
+        return any(isinstance(one, dict) and one.get("field") == "from" for one in errors)
+    # Postmark: signature not found, or not confirmed; Resend: domain not verified.
+    return said.get("ErrorCode") in (400, 401) or (said.get("statusCode"), said.get("name")) == (
+        403,
+        "validation_error",
+    )
 
 
 def _broken(error: AnymailAPIError) -> Answer:

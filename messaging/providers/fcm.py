@@ -102,7 +102,7 @@ class FCM(HttpProvider):
         access = self._access_token()
         token = await access.get()
         reply = await self._post(message, token)
-        if reply.status == 401 and fcm_code(reply.body) != "THIRD_PARTY_AUTH_ERROR":
+        if reply.status in (401, 403) and not fcm_code(reply.body):
             reply = await self._post(message, await access.get(stale=token))
         return reply
 
@@ -155,7 +155,7 @@ def fcm_code(body: dict[str, Any]) -> str:
     if not isinstance(error, dict):
         return ""
     for detail in _details(error):
-        if str(detail.get("@type", "")).endswith("FcmError") and isinstance(detail.get("errorCode"), str):
+        if str(detail.get("@type", "FcmError")).endswith("FcmError") and isinstance(detail.get("errorCode"), str):
             return str(detail["errorCode"])
     return ""
 

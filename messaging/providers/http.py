@@ -31,6 +31,7 @@ from messaging.providers.answers import (
     outage,
     rate_limited,
     rejected,
+    storable,
     unknown,
 )
 
@@ -55,7 +56,10 @@ class Reply:
         """Empty when the answer is not a JSON object."""
         try:
             found = json.loads(self.text)
-        except ValueError:
+            if "\\u" in self.text:
+                spelt = json.dumps(found, ensure_ascii=False)
+                found = json.loads(storable(spelt.replace("\\u0000", "")))
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

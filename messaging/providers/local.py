@@ -6,7 +6,7 @@ from uuid import UUID
 
 import structlog
 
-from messaging.providers.answers import Answer, Outgoing, accepted, masked
+from messaging.providers.answers import Answer, Outgoing, accepted
 
 log = structlog.get_logger("messaging.console")
 
@@ -31,7 +31,7 @@ class Null:
 
 
 class Console(Null):
-    """For the demo: each message becomes a line of the log, without the address."""
+    """For the demo: each message becomes a line of the log, without address and content, which a log never holds."""
 
     concurrency = 500
 
@@ -45,7 +45,6 @@ class Console(Null):
                 message_id=str(message.message_id),
                 type=message.subscription_type,
                 kind=message.kind,
-                title=masked(message.title, message.token),
-                body=masked(message.body, message.token),
+                characters=len(message.title) + len(message.body),
             )
         return super().send(batch)

@@ -20,6 +20,7 @@ BLOCKS = {
 }  # fmt: skip
 SILENT = {"head", "script", "style", "template", "title"}
 HEADER_NAME = re.compile(r"[!-9;-~]+")
+ENDLESS = re.compile(r"&#[0-9]{1000,}")
 
 
 class BadHeader(ValueError):
@@ -58,12 +59,17 @@ class _Text(HTMLParser):
             self.parts.append(re.sub(r"\s+", " ", data))
 
 
+def readable(html: str) -> str:
+    """Python reads no number of thousands of digits, and there is no such character. As long as before: places stay."""
+    return ENDLESS.sub(lambda found: "\N{REPLACEMENT CHARACTER}" * len(found[0]), html)
+
+
 def text_of(html: str) -> str:
     if "<" not in html and "&" not in html:
         return html.strip()
     parser = _Text()
     try:
-        parser.feed(html)
+        parser.feed(readable(html))
         parser.close()
     except AssertionError:
         pass  # the standard parser's word for a declaration it does not know; the text before it stands
@@ -89,11 +95,18 @@ def ascii_address(address: str) -> str:
     return f"{local}{at}{ascii_domain(domain)}"
 
 
+def named(name: str, address: str) -> str:
+    """An encoded word holds 75 characters, a dozen or two of Korean; the standard library would write one for all."""
+    if name.isascii():
+        return formataddr((name, address))
+    return f"{Header(name, 'utf-8', maxlinelen=75).encode(linesep='')} <{address}>"
+
+
 def as_bytes(message: Outgoing) -> bytes:
     name, address = parseaddr(sender(message))
     boundary = f"=_{message.message_id.hex}"
     headers = {
-        "From": formataddr((name, ascii_address(address))),
+        "From": named(name, ascii_address(address)),
         "To": ascii_address(message.token),
         "Subject": message.title,
         "Date": format_datetime(timezone.now()),

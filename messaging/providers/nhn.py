@@ -15,6 +15,8 @@ from messaging.providers.answers import (
     Answer,
     Outgoing,
     accepted,
+    begun_after,
+    blamed,
     config,
     domestic,
     final,
@@ -28,7 +30,9 @@ from messaging.providers.korea import UNREACHABLE, is_long, kakao_result, local_
 
 SET_UP = {"-1000", "-1001", "-1002", "-1003", "-1004", "-4004", "-4005"}
 KAKAO_SET_UP = SET_UP | {"-1006", "-1027", "-2017"}
-SMS_SET_UP = SET_UP | {"-2103", "-2312", "-2313", "-2314"}
+# Empty, not registered, blocked.
+OUR_NUMBER = {"-2103", "-2312", "-2313", "-2314"}
+SMS_SET_UP = SET_UP | OUR_NUMBER
 DOWN = {"-7000", "-9998", "-9999", "-2021"}
 TEMPLATE = {"-3003", "-3004", "-3005", "-3010", "-3324"}
 REPEATED = "-1005"
@@ -62,7 +66,8 @@ class NHN(HttpProvider):
         if answer.code != REPEATED:
             return answer
         # An earlier attempt with this key was taken: what became of it is the answer, once it is listed.
-        first = await self._query(message.message_id, message.created_at, timezone.now())
+        now = timezone.now()
+        first = await self._query(message.message_id, begun_after(message, now), now)
         if first is None or first.code == "not_found":
             return answer
         return replace(first, raw=answer.raw, latency_ms=answer.latency_ms)
@@ -70,7 +75,8 @@ class NHN(HttpProvider):
     def query(
         self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
     ) -> Answer | None:
-        return run(self._query(message_id, started_at, started_at + timedelta(hours=1)))
+        since = begun_after(message, started_at)
+        return run(self._query(message_id, since, started_at + timedelta(hours=1)))
 
     async def _query(self, message_id: UUID, since: datetime, until: datetime) -> Answer | None:
         raise NotImplementedError
@@ -142,6 +148,9 @@ class NHNSms(NHN):
         self.base_url = settings.NHN_SMS_BASE_URL
         self.url = f"/sms/v3.0/appKeys/{quote(settings.NHN_SMS_APPKEY, safe='')}/sender"
         self.secret = settings.NHN_SMS_SECRET
+
+    def judge(self, reply: Reply, message: Outgoing) -> Answer:
+        return blamed(super().judge(reply, message), message, OUR_NUMBER)
 
     async def request(self, message: Outgoing) -> Reply:
         url = f"{self.url}/{'mms' if is_long(message.body) else 'sms'}"
@@ -215,7 +224,7 @@ def header_code(body: dict[str, Any]) -> str | None:
 
 
 def _first_result(part: Any, key: str) -> tuple[str, str] | None:
-    """The only recipient's result code, and the id under which the provider will speak of it."""
+    """The only recipient's result code, and the request's id: with one recipient each, a request is a message."""
     if not isinstance(part, dict) or not isinstance(part.get("requestId"), str):
         return None
     results = part.get(key)
@@ -224,23 +233,20 @@ def _first_result(part: Any, key: str) -> tuple[str, str] | None:
     result = results[0]
     if not isinstance(result.get("resultCode"), int | str):
         return None
-    return str(result["resultCode"]), provider_id(part["requestId"], result.get("recipientSeq"))
-
-
-def provider_id(request_id: str, sequence: Any) -> str:
-    return f"{request_id}:{sequence}" if isinstance(sequence, int | str) and f"{sequence}" else request_id
+    return str(result["resultCode"]), part["requestId"]
 
 
 def _judged(part: Any, key: str, message_id: UUID, judge: Callable[[dict[str, Any]], Answer]) -> Answer | None:
     items = part.get(key) if isinstance(part, dict) else None
     if not isinstance(items, list):
         return None
-    ours = [i for i in items if isinstance(i, dict) and i.get("recipientGroupingKey") == str(message_id)]
+    # Asked for by our key: an item that does not repeat it counts as ours, rather than sending twice.
+    ours = [i for i in items if isinstance(i, dict) and (i.get("recipientGroupingKey") or "") in ("", str(message_id))]
     return judge(ours[0]) if ours else network("not_found")
 
 
 def _kakao_item(item: dict[str, Any]) -> Answer:
-    own = provider_id(str(item.get("requestId", "")), item.get("recipientSeq"))
+    own = str(item.get("requestId") or "")
     code = str(item.get("resultCode") or "")
     if item.get("messageStatus") in ("FAILED", "CANCEL") or code in UNREACHABLE:
         return final(kakao_result(code)) if code not in ("", "1000") else rejected("message", "failed", "undelivered")
@@ -248,7 +254,7 @@ def _kakao_item(item: dict[str, Any]) -> Answer:
 
 
 def _sms_item(item: dict[str, Any]) -> Answer:
-    own = provider_id(str(item.get("requestId", "")), item.get("recipientSeq"))
+    own = str(item.get("requestId") or "")
     code = str(item.get("resultCode") or "")
     if str(item.get("msgStatus")) in ("0", "4"):
         return sms_result(code)

@@ -23,6 +23,7 @@ from messaging.providers.answers import (
     outage,
     rate_limited,
     rejected,
+    sender_rejected,
     unknown,
 )
 from messaging.providers.http import tls_context
@@ -33,14 +34,21 @@ ENHANCED = re.compile(rb"\s*([245])\.(\d{1,3})\.(\d{1,3})\b")
 HARD_BOUNCE = {"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10", "5.2.1"}
 OUR_LOGIN = {"5.7.8", "5.7.9", "5.7.11", "5.7.14"}
 OUR_ADDRESS = {"5.1.7", "5.1.8"}
+# "Not allowed to send as": told after the content by Exchange, and after RCPT by Postfix, which puts it off till then.
+NOT_OURS = {"5.2.252", "5.7.60"}
+NOT_OURS_AT_RCPT = "553 5.7.1"
 ADDRESS = re.compile(r"[^\s<>@\x00-\x1f\x7f]+@[^\s<>@\x00-\x1f\x7f]+")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Servers close idle connections after some minutes; an older one is not worth the doubt.
 IDLE_SECONDS = 30
 PER_CONNECTION = 1000
 
 
-def classify(code: int, text: bytes, stage: str) -> Answer:
-    """Class and scope of a refusal; the enhanced code (RFC 3463) wins over the basic one."""
+def classify(code: int, text: bytes, stage: str, own_from: bool = False) -> Answer:
+    """Class and scope of a refusal; the enhanced code (RFC 3463) wins over the basic one.
+
+    `own_from`: the message brought its own From, so that a refusal of it is no verdict on all the others.
+    """
     found = ENHANCED.match(text)
     enhanced = b".".join(found.groups()).decode() if found else ""
     shown = f"{code} {enhanced}".strip()
@@ -48,7 +56,16 @@ def classify(code: int, text: bytes, stage: str) -> Answer:
         return _temporary(enhanced, shown)
     if code in (530, 534, 535, 538) or enhanced in OUR_LOGIN or stage in ("connect", "auth"):
         return config(shown, "sender")
+    if own_from and _blames_from(code, enhanced, shown, stage):
+        return sender_rejected(shown)
     return _permanent(code, enhanced, shown, stage)
+
+
+def _blames_from(code: int, enhanced: str, shown: str, stage: str) -> bool:
+    if stage == "mail":
+        # A spent quota and commands out of order are no word about the address.
+        return enhanced != "5.4.5" and code != 503
+    return enhanced in OUR_ADDRESS | NOT_OURS or shown == NOT_OURS_AT_RCPT
 
 
 def _temporary(enhanced: str, shown: str) -> Answer:
@@ -179,6 +196,8 @@ class SMTP:
 
     def _deliver(self, message: Outgoing) -> Answer:
         started = time.monotonic()
+        if message.from_ and not _is_mailbox(message.from_):
+            return sender_rejected("bad_address").about(message, "", started)
         try:
             content = _checked(message)
         except (BadHeader, UnicodeError) as error:
@@ -196,7 +215,7 @@ class SMTP:
             line = line or Line()
             text = line.carry(message, content)
         except Refused as refusal:
-            return self._refused(line, refusal)
+            return self._refused(line, refusal, bool(message.from_))
         except (smtplib.SMTPException, OSError, UnicodeError) as error:
             heard = line is not None and line.content_sent
             if line:
@@ -208,13 +227,13 @@ class SMTP:
         self.lines.append(line)
         return accepted(message_id(message).strip("<>"), "250"), text.decode("utf-8", "replace")
 
-    def _refused(self, line: Line | None, refusal: Refused) -> tuple[Answer, str]:
+    def _refused(self, line: Line | None, refusal: Refused, own_from: bool) -> tuple[Answer, str]:
         raw = f"{refusal.code} {refusal.text.decode('utf-8', 'replace')}"
         if line and refusal.code != 421 and _reset(line):
             self.lines.append(line)
         elif line:
             line.close()
-        return classify(refusal.code, refusal.text, refusal.stage), raw
+        return classify(refusal.code, refusal.text, refusal.stage, own_from), raw
 
     def _kept(self) -> Line | None:
         while self.lines:
@@ -233,6 +252,11 @@ def _reset(line: Line) -> bool:
         return line.smtp.rset()[0] == 250
     except (smtplib.SMTPException, OSError):
         return False
+
+
+def _is_mailbox(text: str) -> bool:
+    """Rows may be written by hand; an empty envelope sender would make a mail a bounce."""
+    return not CONTROL.search(text) and bool(ADDRESS.fullmatch(parseaddr(text)[1]))
 
 
 def _checked(message: Outgoing) -> bytes:

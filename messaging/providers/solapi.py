@@ -16,6 +16,8 @@ from messaging.providers.answers import (
     Answer,
     Outgoing,
     accepted,
+    begun_after,
+    blamed,
     config,
     domestic,
     final,
@@ -34,6 +36,12 @@ PAGES = 10
 CALLING_CODE = re.compile(r"\+(1|7|2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|\d{3})(\d+)\Z")
 # Balance, sender number, channel: ours to mend.
 SET_UP = {"1030", "2230", "1062", "2062", "3101", "3106"}
+OUR_NUMBER = {"1062", "2062"}
+# Told with 400 as well as with 401 and 403.
+OUR_LOGIN = {
+    "duplicatedsignature", "forbidden", "invalidapikey", "requesttimetooskewed", "signaturedoesnotmatch",
+    "unauthorized",
+}  # fmt: skip
 OPTED_OUT = {"1061", "2061"}
 NO_KAKAO = {"3104": ("not_kakao_user", -60), "3107": ("kakao_blocked", -61), "3102": ("not_reachable", None)}
 BAD_NUMBER = {"1011", "1012", "2104", "3015", "3031"}
@@ -69,28 +77,18 @@ class Solapi(HttpProvider):
         return await self.exchange("POST", SEND, json=body, headers={"Authorization": signature()})
 
     def judge(self, reply: Reply, message: Outgoing) -> Answer:
-        body = reply.body
-        if not reply.ok:
-            return _refusal(reply)
-        failed, listed, group = body.get("failedMessageList"), body.get("messageList"), body.get("groupInfo")
-        if isinstance(failed, list) and failed and isinstance(failed[0], dict):
-            return verdict(str(failed[0].get("statusCode") or "failed"))
-        if isinstance(listed, list) and listed and isinstance(listed[0], dict) and listed[0].get("messageId"):
-            return verdict(str(listed[0].get("statusCode") or "2000"), str(listed[0]["messageId"]))
-        if isinstance(group, dict) and (group.get("groupId") or group.get("_id")):
-            return accepted(str(group.get("groupId") or group["_id"]), "2000")
-        return unknown("malformed")
+        return blamed(_judged(reply), message, OUR_NUMBER)
 
     def query(
         self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
     ) -> Answer | None:
-        return run(self._query(message_id, started_at))
+        return run(self._query(message_id, begun_after(message, started_at), started_at))
 
-    async def _query(self, message_id: UUID, started_at: datetime) -> Answer | None:
+    async def _query(self, message_id: UUID, since: datetime, started_at: datetime) -> Answer | None:
         """Our id rides in customFields, which cannot be searched for: the minutes around the attempt are read."""
         params = {
             "dateType": "CREATED",
-            "startDate": (started_at - timedelta(minutes=2)).astimezone(UTC).isoformat(),
+            "startDate": (since - timedelta(minutes=2)).astimezone(UTC).isoformat(),
             "endDate": (started_at + timedelta(minutes=30)).astimezone(UTC).isoformat(),
             "limit": "500",
         }
@@ -143,8 +141,24 @@ def content(message: Outgoing) -> dict[str, Any]:
     return fields
 
 
+def _judged(reply: Reply) -> Answer:
+    body = reply.body
+    failed, listed, group = body.get("failedMessageList"), body.get("messageList"), body.get("groupInfo")
+    if reply.status < 500 and isinstance(failed, list) and failed and isinstance(failed[0], dict):
+        return verdict(str(failed[0].get("statusCode") or "failed"))
+    if not reply.ok:
+        return _refusal(reply)
+    if isinstance(listed, list) and listed and isinstance(listed[0], dict) and listed[0].get("messageId"):
+        return verdict(str(listed[0].get("statusCode") or "2000"), str(listed[0]["messageId"]))
+    if isinstance(group, dict) and (group.get("groupId") or group.get("_id")):
+        return accepted(str(group.get("groupId") or group["_id"]), "2000")
+    return unknown("malformed")
+
+
 def _refusal(reply: Reply) -> Answer:
     code = str(reply.body.get("errorCode") or f"http_{reply.status}")
+    if code.lower() in OUR_LOGIN:
+        return config(code)
     if code == "NotEnoughBalance" or reply.status == 402:
         return config(code, "sender")
     if code.isdigit():

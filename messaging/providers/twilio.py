@@ -11,6 +11,8 @@ from messaging.providers.answers import (
     Answer,
     Outgoing,
     accepted,
+    begun_after,
+    blamed,
     config,
     final,
     network,
@@ -33,9 +35,12 @@ RECIPIENT = {
     "30006": ("not_a_mobile_number", -50),
 }
 SET_UP = {
-    "10001", "20003", "20005", "20006", "20404", "21212", "21408", "21603", "21606", "21607", "21608", "21609",
-    "21612", "21659", "21660", "21701", "21703", "30002",
+    "10001", "20003", "20005", "20006", "20404", "21212", "21603", "21606", "21607", "21609", "21659", "21660",
+    "21701", "21703", "30002",
 }  # fmt: skip
+OUR_NUMBER = {"21212", "21603", "21606", "21607", "21659", "21660"}
+# Set up for other destinations, but not for this one: a country not enabled, a number not verified, no route.
+NOT_FOR_THIS_ONE = {"21408", "21608", "21612"}
 BUSY = {"20429", "21611", "30001"}
 SOFT = {"21730", "30003", "30008", "30009", "30017"}
 SENDER = {"30007", "30034"}
@@ -50,6 +55,8 @@ def verdict(code: str) -> Answer | None:
         return rejected("recipient", code, "unsubscribed", subscription_status=-2, suppress_reason="unsubscribed")
     if code in SET_UP:
         return config(code)
+    if code in NOT_FOR_THIS_ONE:
+        return config(code, "message")
     if code in BUSY:
         return rate_limited(code)
     if code in SOFT:
@@ -81,13 +88,16 @@ class Twilio(HttpProvider):
                 return rate_limited(code or "http_429", retry_after(reply.headers, timezone.now()))
             if reply.status >= 500:
                 return by_status(reply, code)
-            return found or by_status(reply, code)
+            return blamed(found, message, OUR_NUMBER) if found else by_status(reply, code)
         return _taken(reply.body) or by_status(reply)
 
     def query(
         self, message_id: UUID, provider_message_id: str, started_at: datetime, message: Outgoing | None = None
     ) -> Answer | None:
-        """By its SID; else the newest to that number with the same words since the attempt began."""
+        """By its SID; else the newest to that number with the same words since the message was made.
+
+        Not only since the attempt began: an earlier one may have been heard, and their clock may be behind ours.
+        """
         if not provider_message_id and message is None:
             return None
         return run(self._query(provider_message_id, started_at, message))
@@ -142,6 +152,7 @@ def _is_ours(item: dict[str, Any], message: Outgoing, started_at: datetime) -> b
     created = http_date(str(item.get("date_created") or ""))
     # A trial account puts its own words before ours.
     same_words = str(item.get("body") or "").endswith(message.body)
-    recent = created is None or created >= started_at - timedelta(minutes=1)
+    recent = created is None or created >= begun_after(message, started_at) - timedelta(minutes=1)
     incoming = str(item.get("direction") or "").startswith("inbound")
-    return item.get("to") == message.token and same_words and recent and not incoming
+    new = item.get("sid") not in message.others
+    return item.get("to") == message.token and same_words and recent and new and not incoming

@@ -16,7 +16,7 @@ from django.conf import settings
 from messaging.providers import twilio
 from messaging.providers.answers import Answer, final, rejected
 from messaging.providers.korea import kakao_result, parse_local
-from messaging.providers.nhn import provider_id, sms_result
+from messaging.providers.nhn import sms_result
 from messaging.providers.solapi import verdict as solapi_verdict
 
 Kind = Literal["delivered", "failed", "unsubscribed", "complained", "opened", "clicked", "other"]
@@ -46,11 +46,14 @@ class Event:
 def verify(provider: str, url: str, headers: Mapping[str, str], body: bytes, now: datetime) -> None:
     """Raise BadSignature unless the provider's secret is behind the call.
 
-    None of the three signs a time, so there is no window to check; services that do are checked by anymail.
+    None of the three signs a time, so there is no window to check; e-mail services that do have one.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
     checks = {"twilio": _twilio_signed, "nhn": _nhn_signed, "solapi": _solapi_signed}
-    good = checks[provider](url, lowered, body) if provider in checks else _esp_signed(provider, url, lowered, body)
+    if provider in checks:
+        good = checks[provider](url, lowered, body)
+    else:
+        good = _esp_signed(provider, url, lowered, body, now)
     if not good:
         raise BadSignature(provider)
 
@@ -72,7 +75,7 @@ def _same(given: str, expected: str) -> bool:
 def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadPayload("not JSON") from None
 
 
@@ -153,32 +156,31 @@ def _nhn_events(headers: dict[str, str], body: bytes) -> Iterator[Event]:
     for hook in hooks:
         if call.get("event") == "UNSUBSCRIBE":
             yield _nhn_opt_out(hook)
-        elif hook.get("requestId") and hook.get("resultCode") is not None:
+        elif (hook.get("requestId") or hook.get("recipientGroupingKey")) and hook.get("resultCode") is not None:
             yield _nhn_result(hook)
 
 
 def _nhn_result(hook: dict[str, Any]) -> Event:
-    own, code = provider_id(str(hook["requestId"]), hook.get("recipientSeq")), str(hook["resultCode"])
+    own, code = str(hook.get("requestId") or ""), str(hook["resultCode"])
     at = parse_local(hook.get("receiveDate") or hook.get("resultDate"))
-    answer = kakao_result(code, own) if "kakaoMessageType" in hook else _nhn_sms_result(code)
-    kind: Kind = "failed"
-    if code in ("1000", "MRC01", "MTR1"):
-        kind = "delivered"
-    elif answer is None or answer.outcome in ("accepted", "unknown"):
-        kind = "other"
+    kind, answer = nhn_verdict(code, kakao="kakaoMessageType" in hook)
     return Event(
-        event_id=str(hook.get("hookId") or f"{own}:{code}"),
+        event_id=str(hook.get("hookId") or f"{own or hook['recipientGroupingKey']}:{code}"),
         provider_message_id=own,
         message_id=_uuid(hook.get("recipientGroupingKey")),
         kind=kind,
         code=code,
         occurred_at=at,
-        answer=final(answer) if answer and kind == "failed" else None,
+        answer=answer,
     )
 
 
-def _nhn_sms_result(code: str) -> Answer | None:
-    return None if code in ("1000", "MTR1") else sms_result(code)
+def nhn_verdict(code: str, *, kakao: bool) -> tuple[Kind, Answer | None]:
+    """The same numbers mean one thing of an Alimtalk and another of a text message."""
+    if code in ("1000", "MRC01", "MTR1"):
+        return "delivered", None
+    answer = kakao_result(code) if kakao else sms_result(code)
+    return ("other", None) if answer.outcome in ("accepted", "unknown") else ("failed", final(answer))
 
 
 def _nhn_opt_out(hook: dict[str, Any]) -> Event:
@@ -230,7 +232,7 @@ def _solapi_result(item: dict[str, Any], data: dict[str, Any]) -> Event:
 # --- e-mail services ------------------------------------------------------------------------------------------------
 
 
-def _esp_signed(provider: str, url: str, headers: dict[str, str], body: bytes) -> bool:
+def _esp_signed(provider: str, url: str, headers: dict[str, str], body: bytes, now: datetime) -> bool:
     from messaging.providers import esp_webhooks
 
-    return esp_webhooks.signed(provider, url, headers, body)
+    return esp_webhooks.signed(provider, url, headers, body, now)

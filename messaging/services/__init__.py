@@ -23,6 +23,7 @@ from messaging.services.templates import (
     change_template,
     create_template,
     delete_template,
+    pass_gate,
     render,
     render_texts,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "fail_accepted",
     "join_application",
     "lift_suppression",
+    "pass_gate",
     "raise_refusal",
     "record_conversion",
     "record_receipt",

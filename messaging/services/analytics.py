@@ -245,7 +245,7 @@ COUNT_FIELDS = (
 
 
 def _rate(part: int, whole: int) -> float | None:
-    return round(part / whole, 6) if whole else None
+    return part / whole if whole else None
 
 
 def latency(histogram: dict[int, tuple[int, Decimal]]) -> dict[str, Any]:

@@ -44,7 +44,6 @@ def close_circuit(provider: str) -> bool:
         return False
     record([decide("close_circuit", circuit, before={"reason": circuit.reason}, after={})])
     circuit.delete()
-    ProviderFailure.objects.filter(provider=provider).delete()
     return True
 
 
@@ -72,11 +71,17 @@ def is_providers_fault(answer: Answer) -> bool:
     )
 
 
+def is_set_up(answer: Answer) -> bool:
+    """Refused for everybody until somebody mends it. With scope `message` one alone waits: were a country that is not
+    enabled to stop the provider, each probe would be that same message, and nobody else's would go for a day."""
+    return answer.outcome == "config" and answer.scope != "message"
+
+
 def note_answers(
     provider: str, answers: Sequence[tuple[UUID, Answer]], *, probe: bool, now: datetime
 ) -> datetime | None:
     """Counts failures in a row, opens or closes the breaker; the next probe when it is open."""
-    broken = [answer for _pk, answer in answers if answer.outcome == "config"]
+    broken = [answer for _pk, answer in answers if is_set_up(answer)]
     if broken:
         return open_circuit(provider, "config", broken[0], now=now)
     trailing: list[tuple[UUID, Answer]] = []

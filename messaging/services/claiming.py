@@ -16,8 +16,7 @@ from messaging.models.addresses import InvalidToken, decrypt
 from messaging.providers import Outgoing
 from messaging.services import circuits, gates
 from messaging.services.ending import fail_unsent
-from messaging.services.links import Sender, prepare_email
-from messaging.services.tracking import store_links
+from messaging.services.links import Sender, prepare_email, store_links
 
 
 class Due(NamedTuple):
@@ -41,6 +40,7 @@ class Due(NamedTuple):
     rate_limited_retries: int
     priority: int
     campaign: str | None
+    from_address: str
     token_encrypted: str
     status: int
     time_zone: str
@@ -60,13 +60,14 @@ OF_MESSAGE = Due._fields[: Due._fields.index("token_encrypted")]
 CLAIM = f"""
     WITH due AS MATERIALIZED (
         SELECT found.* FROM generate_series(9, 0, -1) AS level CROSS JOIN LATERAL (
-            SELECT {", ".join(OF_MESSAGE)} FROM messages
-             WHERE status = 'pending' AND hold_reason IS NULL AND lease_id IS NULL
+            SELECT {", ".join(OF_MESSAGE)}, COALESCE(next_attempt_at, scheduled_at, created_at) AS due_at FROM messages
+             WHERE status = 'pending' AND hold_reason IS NULL
+               AND (lease_id IS NULL OR (COALESCE(leased_until, %(now)s) <= %(now)s AND NOT EXISTS (
+                       SELECT FROM message_attempts a WHERE a.message_id = messages.id AND a.ended_at IS NULL)))
                AND subscription_type = %(type)s AND priority = level
                AND COALESCE(next_attempt_at, scheduled_at, created_at) <= %(now)s
                AND (created_at > %(born_after)s OR scheduled_at > %(born_after)s)
-             ORDER BY COALESCE(next_attempt_at, scheduled_at, created_at)
-             LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS found
+             ORDER BY due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS found
          LIMIT %(limit)s)
     SELECT {", ".join(f"due.{name}" for name in OF_MESSAGE)},
            s.token_encrypted, s.status, s.time_zone, s.locale, s.marketing_consent, s.night_consent,
@@ -74,6 +75,7 @@ CLAIM = f"""
            EXISTS (SELECT 1 FROM suppressions x WHERE x.application_id = due.application_id
                       AND x.channel_type = due.channel_type AND x.address_hash = s.token_hash AND x.lifted_at IS NULL)
       FROM due JOIN subscriptions s ON s.id = due.subscription_id JOIN applications a ON a.id = due.application_id
+     ORDER BY due.priority DESC, due.due_at
 """
 
 LEASE = """
@@ -220,6 +222,7 @@ def _outgoing(rows: Iterable[Due], batch: Batch) -> Iterable[Outgoing]:
             data=_object(row.data),
             template_code=row.template_code,
             template_parameters=_object(row.template_parameters),
+            from_=row.from_address,
             created_at=row.created_at,
             locale=row.locale,
         )
@@ -259,6 +262,7 @@ def outgoing_of(messages: Iterable[Message]) -> dict[UUID, Outgoing]:
             data=_object(message.data),
             template_code=message.template_code,
             template_parameters=_object(message.template_parameters),
+            from_=message.from_address,
             created_at=message.created_at,
         )
         for message in messages

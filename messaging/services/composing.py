@@ -39,10 +39,12 @@ class MessageRequest:
 
 @dataclass(frozen=True)
 class Sender:
-    """Who asks: a member of some applications, or somebody who may send for all of them, or for `only` those."""
+    """Who asks: a member of some applications, or somebody who may send for all of them, or for `only` those; whoever
+    may send for all may still be at `home` in some."""
 
     member_id: int | None = None
     only: QuerySet[Application] | None = None
+    home: int | None = None
 
     def applications(self) -> QuerySet[Application]:
         rows = Application.objects.all() if self.only is None else self.only
@@ -61,6 +63,10 @@ class Recipients:
     @cached_property
     def reach(self) -> list[Application]:
         return list(self.sender.applications())
+
+    @cached_property
+    def home(self) -> set[UUID]:
+        return set(Application.objects.filter(members=self.sender.home).values_list("pk", flat=True))
 
 
 def create_messages(
@@ -205,6 +211,8 @@ def _of_user(request: MessageRequest, known: Recipients) -> Subscription:
     if not rows:
         detail = _("The user has no subscription on this channel.")
         raise Invalid(detail, code="does_not_exist", attr="user_id")
+    if len({row.application_id for row in rows}) > 1 and known.sender.home is not None:
+        rows = [row for row in rows if row.application_id in known.home] or rows
     if len({row.application_id for row in rows}) > 1:
         raise Invalid(_("Several applications know this user: name one."), code="required", attr="application")
     return next((row for row in rows if row.sendable), rows[0])

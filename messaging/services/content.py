@@ -10,8 +10,9 @@ from django.core.validators import validate_email
 from django.utils.translation import gettext as _
 
 from messaging.models import Channel
+from messaging.providers.korea import euc_kr_length
 
-PUSH_BYTES, LMS_BYTES, SMS_BYTES = 4096, 2000, 90
+PUSH_BYTES, LMS_BYTES = 4096, 2000
 LAYOUTS = ("banner", "popup", "fullscreen")
 E164 = re.compile(r"\+[1-9][0-9]{6,14}")
 PUSH_TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
@@ -29,18 +30,6 @@ class Problem:
 def push_bytes(title: str, body: str, data: dict[str, Any]) -> int:
     text = json.dumps({"title": title, "body": body, "data": data}, ensure_ascii=False, separators=(",", ":"))
     return len(text.encode())
-
-
-def sms_bytes(text: str) -> int:
-    """As Korean carriers count: EUC-KR, and two for a character it does not have."""
-    return sum(_euc_kr_bytes(character) for character in text)
-
-
-def _euc_kr_bytes(character: str) -> int:
-    try:
-        return len(character.encode("euc-kr"))
-    except UnicodeEncodeError:
-        return 2
 
 
 def problems(
@@ -77,7 +66,7 @@ def _email(title: str, body: str, _data: dict[str, Any]) -> list[Problem]:
 def _sms(_title: str, body: str, _data: dict[str, Any]) -> list[Problem]:
     if not body.strip():
         return [_required("body", _("A text message needs a body."))]
-    size = sms_bytes(body)
+    size = euc_kr_length(body)
     if size > LMS_BYTES:
         detail = _("The text has %(size)s bytes, at most %(most)s are allowed.") % {"size": size, "most": LMS_BYTES}
         return [Problem("body", "message_too_large", detail)]
@@ -133,7 +122,9 @@ def address_problem(channel: str, address: str) -> str | None:
 
 
 def labelled(body: str, opt_out_number: str) -> str:
-    """An advertisement to a Korean number says so first and ends with the way out."""
+    """An advertisement to a Korean number says so first and ends with the way out. No text stays no text."""
+    if not body.strip():
+        return body
     if not body.startswith(LABEL):
         body = f"{LABEL}{body}"
     if opt_out_number and not body.endswith(opt_out_number):

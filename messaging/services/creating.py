@@ -1,14 +1,14 @@
 """Messages come into being here and nowhere else: checked, charged and inserted in the caller's transaction."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.utils.translation import gettext as _
 from uuid_utils.compat import uuid7
 
@@ -43,6 +43,7 @@ class Draft:
     data: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "notice"
     campaign: str = ""
+    from_address: str = ""
     priority: int = 5
     scheduled_at: datetime | None = None
     idempotency_key: str | None = None
@@ -83,7 +84,7 @@ def enqueue_messages(drafts: Sequence[Draft], *, now: datetime) -> list[Outcome]
     """One outcome per draft, in order. A refused draft spoils none of the others. All that are inserted are inserted by
     one statement, inside the caller's transaction if there is one."""
     outcomes = earlier(drafts, range(len(drafts)))
-    subscriptions = with_suppression(Subscription.objects.filter(pk__in={draft.subscription_id for draft in drafts}))
+    subscriptions = with_suppression(Subscription.objects.filter(pk__any={draft.subscription_id for draft in drafts}))
     return insert_drafts(drafts, {row.pk: row for row in subscriptions}, outcomes, now=now)
 
 
@@ -130,10 +131,10 @@ def is_due(draft: Draft, now: datetime) -> bool:
 
 
 def with_suppression(rows: QuerySet[Subscription]) -> QuerySet[Subscription]:
-    stands_suppressed = Suppression.objects.active().filter(
+    standing = Suppression.objects.active().filter(
         application=OuterRef("application"), channel_type=OuterRef("channel_type"), address_hash=OuterRef("token_hash")
     )
-    return rows.select_related("application").annotate(is_suppressed=Exists(stands_suppressed))
+    return rows.select_related("application").annotate(suppressed_for=Subquery(standing.values("reason")[:1]))
 
 
 def earlier(drafts: Sequence[Draft], indexes: Any) -> dict[int, Outcome]:
@@ -143,7 +144,7 @@ def earlier(drafts: Sequence[Draft], indexes: Any) -> dict[int, Outcome]:
         return {}
     rows = Message.objects.filter(
         application_id__in={draft.application_id for _index, draft in keyed},
-        idempotency_key__in={draft.idempotency_key for _index, draft in keyed},
+        idempotency_key__any={draft.idempotency_key for _index, draft in keyed},
     ).values_list("application_id", "idempotency_key", "id", "fingerprint")
     found = {(application, key): (pk, fingerprint) for application, key, pk, fingerprint in rows}
     return {
@@ -162,8 +163,9 @@ def _again(draft: Draft, pk: UUID, fingerprint: str) -> Outcome:
 def _refusal(draft: Draft, subscription: Subscription) -> Outcome | None:
     if subscription.status == Subscription.OPTED_OUT:
         return refused("unsubscribed", _("The recipient has unsubscribed."))
-    if subscription.is_suppressed:  # type: ignore[attr-defined]
-        return refused("suppressed", _("The address is suppressed."))
+    reason = subscription.suppressed_for  # type: ignore[attr-defined]
+    if reason is not None:
+        return refused("suppressed", _("The address is suppressed: %(reason)s.") % {"reason": reason})
     if not subscription.sendable:
         detail = _("The subscription's status is %(status)s.") % {"status": subscription.status}
         return refused("not_sendable", detail)
@@ -268,6 +270,7 @@ COLUMNS = {
     "template_code": "text",
     "template_parameters": "jsonb",
     "campaign": "text",
+    "from_address": "text",
     "priority": "int",
     "scheduled_at": "timestamptz",
     "retry_of_id": "uuid",
@@ -277,10 +280,8 @@ COLUMNS = {
 }
 INSERT = f"""
     INSERT INTO messages ({", ".join(COLUMNS)}, created_at, segment)
-    SELECT {", ".join(f"{n}::{t}" if t == "jsonb" else n for n, t in COLUMNS.items())}, %s,
-           (SELECT segment FROM subscriptions s WHERE s.id = draft.subscription_id)
-      FROM unnest({", ".join(f"%s::{'text' if t == 'jsonb' else t}[]" for t in COLUMNS.values())})
-        AS draft ({", ".join(COLUMNS)})
+    SELECT {", ".join(COLUMNS)}, %s, (SELECT segment FROM subscriptions s WHERE s.id = draft.subscription_id)
+      FROM json_to_recordset(%s::json) AS draft ({", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())})
      ORDER BY application_id, idempotency_key, id
     ON CONFLICT (application_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING id
@@ -288,19 +289,21 @@ INSERT = f"""
 
 
 def insert_messages(rows: list[tuple[UUID, Draft, Subscription]], now: datetime) -> set[UUID]:
-    """One statement for all, as arrays. A twin of a key waits here until the first has committed, and is then left out;
-    in the order of the keys, so two batches of the same keys cannot deadlock."""
+    """One statement and one parameter for all. A twin of a key waits here until the first has committed, and is then
+    left out; in the order of the keys, so two batches of the same keys cannot deadlock."""
     if not rows:
         return set()
-    columns = zip(*(_values(pk, draft, subscription) for pk, draft, subscription in rows), strict=True)
+    records = [dict(zip(COLUMNS, _values(*row), strict=True)) for row in rows]
     with connection.cursor() as cursor:
-        cursor.execute(INSERT, [now, *map(list, columns)])
+        cursor.execute(INSERT, [now, json.dumps(records, default=str)])
         return {pk for (pk,) in cursor.fetchall()}
 
 
-def _values(pk: UUID, draft: Draft, subscription: Subscription) -> Iterator[Any]:
-    yield from (pk, draft.application_id, draft.subscription_id, subscription.type, subscription.user_id)
-    yield from (subscription.channel_type, draft.kind, draft.title, draft.body, json.dumps(draft.data))
-    yield from (draft.template_id, draft.template_version, draft.template_code, json.dumps(draft.template_parameters))
-    yield from (draft.campaign or None, draft.priority, draft.scheduled_at, draft.retry_of, draft.failover_of)
-    yield from (draft.idempotency_key, draft.fingerprint)
+def _values(pk: UUID, draft: Draft, subscription: Subscription) -> tuple[Any, ...]:
+    return (
+        pk, draft.application_id, draft.subscription_id, subscription.type, subscription.user_id,
+        subscription.channel_type, draft.kind, draft.title, draft.body, dict(draft.data),
+        draft.template_id, draft.template_version, draft.template_code, dict(draft.template_parameters),
+        draft.campaign or None, draft.from_address, draft.priority, draft.scheduled_at, draft.retry_of,
+        draft.failover_of, draft.idempotency_key, draft.fingerprint,
+    )  # fmt: skip

@@ -59,7 +59,13 @@ def expire_unsent(ids: list[UUID], *, now: datetime) -> int:
     rows = Message.objects.overdue(now).filter(pk__in=ids).select_for_update(skip_locked=True, of=("self",))
     reason = Case(When(hold_reason=HoldReason.OUTCOME_UNKNOWN, then=F("hold_reason")), default=Value("expired"))
     return Message.objects.filter(pk__in=[pk for (pk,) in rows.values_list("pk")]).update(
-        status=Message.Status.FAILED, failed_at=now, error_reason=reason, hold_reason=None, next_attempt_at=None
+        status=Message.Status.FAILED,
+        failed_at=now,
+        error_reason=reason,
+        hold_reason=None,
+        next_attempt_at=None,
+        lease_id=None,
+        leased_until=None,
     )
 
 
@@ -85,18 +91,8 @@ def archive_failed(ids: list[UUID], *, now: datetime) -> int:
 
 
 def retry_errored(ids: list[UUID], *, now: datetime) -> int:
-    """Due again: back to pending, one retry of its type counted; a set-up fault of ours is not counted."""
+    """Due again: back to pending; the trigger clears what belongs to errored and counts the retry."""
     rows = Message.objects.retryable(now).filter(pk__in=ids).select_for_update(skip_locked=True, of=("self",))
-    counted = {
-        f"{kind}_retries": F(f"{kind}_retries") + Case(When(failure_type=kind, then=Value(1)), default=Value(0))
-        for kind in ("network", "outage", "rate_limited")
-    }
     return Message.objects.filter(pk__in=[pk for (pk,) in rows.values_list("pk")]).update(
-        status=Message.Status.PENDING,
-        retried_at=now,
-        next_attempt_at=None,
-        failure_type=None,
-        error_details={},
-        error_reason=None,
-        **counted,
+        status=Message.Status.PENDING, retried_at=now
     )

@@ -8,14 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils.dateparse import parse_datetime
 
-from messaging.models import HoldReason, Message, Subscription, WebhookInbox
+from messaging.models import Channel, HoldReason, Message, Subscription, WebhookInbox
 from messaging.models.addresses import address_hash
 from messaging.providers import Answer
-from messaging.providers.webhooks import Event
+from messaging.providers.answers import storable
+from messaging.providers.webhooks import Event, nhn_verdict
 from messaging.services.receipts import AHEAD, record_receipt
 from messaging.services.recording import fail_accepted, punish
 from messaging.services.resolving import settle
@@ -32,12 +33,15 @@ COMPLAINT = Answer(
 
 def receive_events(provider: str, events: Sequence[Event], *, now: datetime) -> Counter[str]:
     """An event that came before changes nothing. Committed before it is applied: what was told is not told again."""
-    rows = [_row(provider, event, now) for event in events]
+    rows = []
+    for event in events:
+        row = _row(provider, event, now)
+        if _names_a_number(event):
+            _opt_out(row, event.address, now)
+        else:
+            rows.append(row)
     WebhookInbox.objects.bulk_create(rows, ignore_conflicts=True)
     kept = WebhookInbox.objects.filter(provider=provider, event_id__in=[row.event_id for row in rows])
-    for event in events:
-        if event.kind == "unsubscribed" and event.address:
-            _opt_out(event.address, now)
     return apply_events(list(kept.parked().values_list("pk", flat=True)), now=now)
 
 
@@ -46,31 +50,47 @@ def _row(provider: str, event: Event, now: datetime) -> WebhookInbox:
     answer = asdict(event.answer) if event.answer else None
     if answer:
         answer = {name: value for name, value in answer.items() if name not in ("raw", "latency_ms", "retry_after")}
+        answer |= {name: _short(answer[name]) for name in ("code", "provider_message_id")}
         answer["since"] = event.answer.since.isoformat() if event.answer and event.answer.since else None
-    by_address = event.kind == "unsubscribed" and bool(event.address)
+    by_number = _names_a_number(event)
     return WebhookInbox(
         provider=provider,
-        event_id=_short(event.event_id or f"{event.kind}:{event.code}:{event.occurred_at}:{event.address}"),
+        event_id=_short(event.event_id or f"{event.kind}:{event.code}:{event.occurred_at}:{_mark(event)}"),
         event_type=event.kind,
         message_ref=str(event.message_id or ""),
         provider_message_id=_short(event.provider_message_id),
         payload={"code": _short(event.code), "answer": answer},
-        state=State.APPLIED if by_address else State.PARKED,
+        state=State.APPLIED if by_number else State.PARKED,
         occurred_at=event.occurred_at,
         received_at=now,
-        applied_at=now if by_address else None,
+        applied_at=now if by_number else None,
     )
 
 
+def _mark(event: Event) -> str:
+    return address_hash("sms", event.address) if event.address else event.provider_message_id
+
+
 def _short(text: str) -> str:
-    text = text.replace("\x00", "")
+    text = storable(text)
     return text if len(text) <= 255 else hashlib.sha256(text.encode()).hexdigest()
 
 
-def _opt_out(number: str, now: datetime) -> None:
-    """The carrier's opt-out service knows a number only: whoever wrote to it must stop."""
+def _names_a_number(event: Event) -> bool:
+    return event.kind == "unsubscribed" and bool(event.address)
+
+
+@transaction.atomic
+def _opt_out(row: WebhookInbox, number: str, now: datetime) -> None:
+    """The carrier's opt-out service knows a number only: whoever wrote to it must stop. Told once more later, it must
+    not undo the consent given since."""
+    try:
+        with transaction.atomic():
+            row.save(force_insert=True)
+    except IntegrityError:
+        return
     hashes = [address_hash(channel, number) for channel in ("sms", "kakao_talk")]
-    for pk in Subscription.objects.filter(token_hash__in=hashes).values_list("pk", flat=True):
+    for pk in Subscription.objects.filter(token_hash__in=hashes).order_by("pk").values_list("pk", flat=True):
         unsubscribe(pk, now=now, reason="carrier_opt_out")
 
 
@@ -114,7 +134,8 @@ def _apply(row: WebhookInbox, pk: UUID, now: datetime) -> tuple[str, str]:
     message = Message.objects.select_for_update(of=("self",)).get(pk=pk)
     if row.event_type in ("unsubscribed", "complained"):
         return _recipient_said(row.event_type, message, now)
-    if row.event_type not in ("delivered", "failed"):
+    kind, answer = _verdict(row, message)
+    if kind not in ("delivered", "failed"):
         return State.IGNORED, "not about delivery"
     if message.hold_reason == HoldReason.OUTCOME_UNKNOWN:
         # The provider speaks of it, so it was taken: better proof than any question.
@@ -123,12 +144,19 @@ def _apply(row: WebhookInbox, pk: UUID, now: datetime) -> tuple[str, str]:
         return State.PARKED, "the message's own result is not recorded yet"
     if message.status != Status.SUCCESSFUL:
         return State.IGNORED, f"the message is {message.status} already"
-    if row.event_type == "delivered":
+    if kind == "delivered":
         at = min(row.occurred_at or now, now + AHEAD)
         record_receipt(pk, now=now, occurred_at=at)
         return State.APPLIED, "delivered"
-    fail_accepted([(pk, _answer(row))], now=now)
+    fail_accepted([(pk, answer or _answer(row))], now=now)
     return State.APPLIED, "failed"
+
+
+def _verdict(row: WebhookInbox, message: Message) -> tuple[str, Answer | None]:
+    """NHN tells the results of both its services in one form: which of them it was, the message knows for certain."""
+    if row.provider != "nhn" or row.event_type == "delivered":
+        return row.event_type, None
+    return nhn_verdict(str(row.payload.get("code", "")), kakao=message.channel_type == Channel.KAKAO_TALK)
 
 
 def _answer(row: WebhookInbox) -> Answer:

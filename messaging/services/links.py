@@ -3,7 +3,7 @@
 import hmac
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from html import escape, unescape
 from html.parser import HTMLParser
@@ -14,6 +14,9 @@ from uuid import UUID
 from django.conf import settings
 from django.utils.crypto import salted_hmac
 from django.utils.encoding import iri_to_uri
+
+from messaging.models import TrackedLink
+from messaging.providers.mime import readable
 
 MAC_LENGTH = 16
 # Django refuses to redirect to more than 2048 characters; such a link stays as it is.
@@ -110,6 +113,15 @@ def unsubscribe_headers(message: Any) -> dict[str, str]:
     }
 
 
+def store_links(links: Mapping[UUID, tuple[UUID, str]]) -> None:
+    """{id: (application, URL)}, before the mail goes out. A link that is there already is the same link."""
+    if links:
+        TrackedLink.objects.bulk_create(
+            (TrackedLink(id=key, application_id=owner, url=url) for key, (owner, url) in sorted(links.items())),
+            ignore_conflicts=True,
+        )
+
+
 def rewrite(html: str, message_id: UUID, application_id: UUID) -> tuple[str, dict[UUID, str]]:
     """Links lead over /t/c/, the pixel stands before the end of the body; every other byte stays."""
     links, end = _find(html)
@@ -125,7 +137,7 @@ def _find(html: str) -> tuple[list[tuple[int, int, str]], int]:
         return [], len(html)
     finder = _Finder()
     try:
-        finder.feed(html)
+        finder.feed(readable(html))
         finder.close()
     except AssertionError:
         pass  # the standard parser's word for a declaration it does not know; what stands before it was found

@@ -49,6 +49,7 @@ def draft_again(old: Message) -> Draft:
         data=old.data,
         kind=old.kind,
         campaign=old.campaign or "",
+        from_address=old.from_address,
         priority=old.priority,
         template_id=old.template_id,
         template_version=old.template_version,

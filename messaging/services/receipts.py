@@ -10,7 +10,9 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from config.errors import Conflict, Invalid, Unavailable
-from messaging.models import Message
+from messaging.models import HoldReason, Message
+from messaging.providers import Answer
+from messaging.services.resolving import settle
 
 Status = Message.Status
 AHEAD = timedelta(minutes=5)
@@ -21,7 +23,7 @@ COME_BACK = 5
 @transaction.atomic
 def record_receipt(pk: UUID, *, now: datetime, occurred_at: datetime | None = None) -> Message:
     """Delivered. The first report counts; again, or after the conversion, it changes nothing."""
-    row = _reportable(pk)
+    row = _reportable(pk, now)
     at = _moment(row, occurred_at, now)
     if row.status == Status.SUCCESSFUL:
         row.receive(at)
@@ -39,7 +41,7 @@ def record_conversion(
     occurred_at: datetime | None = None,
 ) -> Message:
     """Opened, clicked, answered. Without a receipt before it the receipt is implied, at the same moment."""
-    row = _reportable(pk)
+    row = _reportable(pk, now)
     at = _moment(row, occurred_at, now)
     if row.status == Status.CONVERTED:
         return row
@@ -55,8 +57,11 @@ def record_conversion(
     return row
 
 
-def _reportable(pk: UUID) -> Message:
+def _reportable(pk: UUID, now: datetime) -> Message:
     row = Message.objects.select_for_update(of=("self",)).get(pk=pk)
+    if row.hold_reason == HoldReason.OUTCOME_UNKNOWN:
+        # Who reports it has it: nobody need ask the provider any more.
+        settle(row, Answer("accepted", code="receipt"), now=now)
     if row.status in (Status.PENDING, Status.ERRORED):
         raise Unavailable(_("The message is not sent yet. Try again."), code="not_sent_yet", retry_after=COME_BACK)
     if row.status == Status.FAILED:

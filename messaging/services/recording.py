@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import structlog
+from django.conf import settings
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Q
 
@@ -46,7 +47,7 @@ def judge(row: Due, answer: Answer, *, now: datetime, probe_at: datetime | None)
     if answer.outcome == "rejected":
         return failed(answer, answer.error_reason or "rejected", now)
     if answer.outcome == "config":
-        return _errored(answer, "config", now, probe_at or now)
+        return _errored(answer, "config", now, probe_at or now + settings.CIRCUIT_OPEN)
     failure_type = answer.failure_type if answer.failure_type in retries.SECONDS else "outage"
     used = getattr(row, f"{failure_type}_retries")
     again = retries.next_attempt(failure_type, used, now, answer.retry_after)
@@ -133,11 +134,13 @@ def record_batch(batch: Batch, answers: Sequence[tuple[UUID, Answer]], *, now: d
     try:
         with transaction.atomic():
             return _record(batch, answers, now)
-    except DatabaseError:
+    except (DatabaseError, ValueError) as error:  # ValueError: text that no column can hold
         if not connection.is_usable():
             raise
         if len(answers) == 1:
-            log.exception("answer_not_recordable", message_id=str(answers[0][0]))
+            # PostgreSQL's second line is the row: content and address of the message.
+            told = str(error).partition("\n")[0]
+            log.error("answer_not_recordable", message_id=str(answers[0][0]), error=told)
             return {"error": 1}
     middle = len(answers) // 2
     halves = (record_batch(batch, half, now=now) for half in (answers[:middle], answers[middle:]))

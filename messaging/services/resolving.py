@@ -14,6 +14,7 @@ What stays unknown is held (`outcome_unknown`) and fails as such after 24 h.
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -46,10 +47,12 @@ POLICIES: dict[str, Policy] = {
     Channel.KAKAO_TALK: Policy.ASK,
     Channel.IN_APP: Policy.REPEAT_ONCE,
 }
+# NHN's word for a key it has seen: the message was taken, though its lists may not show it yet.
+TAKEN = "-1005"
 ASKED_AT_ONCE = 10
 PAGE = 200
-# Providers' lists lag behind what they took in.
-FIRST_QUESTION = timedelta(minutes=1)
+# Providers' lists lag behind what they took in: so soon after an attempt, only what they do list proves anything.
+LIST_LAG = timedelta(minutes=1)
 NEXT_QUESTION, LATER_QUESTION, SOON = timedelta(minutes=5), timedelta(hours=1), timedelta(minutes=30)
 
 
@@ -89,13 +92,13 @@ def resolve_page(*, now: datetime) -> Counter[str]:
         attempts = _attempts(rows)
         asked = [row for row in rows if policy_for(row.channel_type, row.kind) is Policy.ASK]
         counts = _decide([row for row in rows if row not in asked], attempts, now)
-        ready, lease_id = _lease_questions(asked, attempts, now), uuid4()
-        counts["asked_later"] += len(asked) - len(ready)
-        Message.objects.filter(pk__in=[row.pk for row in ready]).update(
+        lease_id = uuid4()
+        Message.objects.filter(pk__in=[row.pk for row in asked]).update(
             lease_id=lease_id, leased_until=now + settings.MESSAGE_LEASE
         )
-    answers = _ask(ready, attempts)
-    return counts + _record_answers(ready, answers, attempts, lease_id, now)
+        sent = _as_sent(asked)
+    answers = _ask(asked, attempts, sent)
+    return counts + _record_answers(asked, answers, attempts, lease_id, now)
 
 
 def _page(now: datetime) -> Any:
@@ -108,13 +111,19 @@ def _page(now: datetime) -> Any:
 
 
 def _attempts(rows: Sequence[Message]) -> dict[UUID, dict[str, Any]]:
-    """Of each message: how many attempts ended unknown, and when the last one began."""
+    """Of each message: attempts that ended unknown, when the last one began, how many the provider called a repeat."""
     found = (
         MessageAttempt.objects.filter(message__in=[row.pk for row in rows])
         .values("message_id")
-        .annotate(unknown=Count("pk", filter=Q(outcome="unknown")), last_started=Max("started_at"))
+        .annotate(
+            unknown=Count("pk", filter=Q(outcome="unknown")),
+            last_started=Max("started_at"),
+            taken=Count("pk", filter=Q(code=TAKEN)),
+        )
     )
-    return {row["message_id"]: dict(row) for row in found}
+    # Somebody may have held a message by hand that was never tried.
+    untried = {row.pk: {"unknown": 0, "last_started": row.created_at, "taken": 0} for row in rows}
+    return untried | {row["message_id"]: dict(row) for row in found}
 
 
 def _decide(rows: Sequence[Message], attempts: dict[UUID, dict[str, Any]], now: datetime) -> Counter[str]:
@@ -150,21 +159,11 @@ def let_go(rows: Sequence[Message], rule: str) -> None:
     nudge(DISPATCH)
 
 
-def _lease_questions(rows: Sequence[Message], attempts: dict[UUID, dict[str, Any]], now: datetime) -> list[Message]:
-    ready = []
-    for row in rows:
-        earliest = attempts[row.pk]["last_started"] + FIRST_QUESTION
-        if earliest <= now:
-            ready.append(row)
-        else:
-            Message.objects.filter(pk=row.pk).update(next_attempt_at=earliest)
-    return ready
-
-
-def _ask(rows: Sequence[Message], attempts: dict[UUID, dict[str, Any]]) -> dict[UUID, Answer | None]:
+def _ask(
+    rows: Sequence[Message], attempts: dict[UUID, dict[str, Any]], sent: dict[UUID, Outgoing]
+) -> dict[UUID, Answer | None]:
     if not rows:
         return {}
-    sent = _readable(rows)
 
     def ask(row: Message) -> Answer | None:
         provider = provider_for(row.subscription_type)
@@ -174,16 +173,30 @@ def _ask(rows: Sequence[Message], attempts: dict[UUID, dict[str, Any]]) -> dict[
         return provider.query(row.pk, row.provider_message_id or "", started, sent.get(row.pk))
 
     with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="question") as pool:
-        return dict(zip([row.pk for row in rows], pool.map(ask, rows), strict=True))
+        calls = {row.pk: pool.submit(ask, row) for row in rows}
+    # A provider does not raise; should one, it could not tell, and the other answers are recorded all the same.
+    return {pk: None if call.exception() else call.result() for pk, call in calls.items()}
 
 
-def _readable(rows: Sequence[Message]) -> dict[UUID, Outgoing]:
+def _as_sent(rows: Sequence[Message]) -> dict[UUID, Outgoing]:
+    """What the provider is asked about; where it knows no id of ours, another message's is told apart by its own."""
+    if not rows:
+        return {}
+    others: dict[UUID, set[str]] = {}
+    siblings = Message.objects.filter(
+        subscription__in=[row.subscription_id for row in rows],
+        created_at__gt=min(row.created_at for row in rows) - settings.MESSAGE_LIFE,
+        provider_message_id__isnull=False,
+    )
+    for subscription_id, taken in siblings.values_list("subscription_id", "provider_message_id"):
+        others.setdefault(subscription_id, set()).add(str(taken))
     found: dict[UUID, Outgoing] = {}
     for row in rows:
         try:
             found |= outgoing_of([row])
         except InvalidToken:
             continue
+        found[row.pk] = replace(found[row.pk], others=frozenset(others.get(row.subscription_id, ())))
     return found
 
 
@@ -199,12 +212,19 @@ def _record_answers(
     ours = {row.pk: row for row in still.order_by("pk").select_for_update(of=("self",))}
     counts: Counter[str] = Counter()
     again, unanswered = [], []
+    adopted: set[tuple[UUID, str, str]] = set()
     for pk, row in ours.items():
         answer = answers[pk]
-        if answer is not None and answer.outcome in ("accepted", "rejected"):
+        found = (row.subscription_id, row.body, answer.provider_message_id if answer else "")
+        if found in adopted:
+            # Two with the same words, found by them: one of the two was taken. The other is asked after once more.
+            unanswered.append(row)
+        elif answer is not None and answer.outcome in ("accepted", "rejected"):
             settle(row, answer, now=now)
             counts[answer.outcome] += 1
-        elif answer is not None and answer.code == "not_found":
+            if answer.provider_message_id:
+                adopted.add(found)
+        elif answer is not None and answer.code == "not_found" and _never_taken(attempts[pk], now):
             again.append(row)
         else:
             unanswered.append(row)
@@ -213,11 +233,18 @@ def _record_answers(
     return counts + Counter(repeated=len(again), asked_later=len(unanswered))
 
 
+def _never_taken(attempt: dict[str, Any], now: datetime) -> bool:
+    """That it is not listed proves something only when the list has had its time and nobody called it a repeat."""
+    return attempt["last_started"] <= now - LIST_LAG and not attempt["taken"]
+
+
 def _ask_later(rows: Sequence[Message], attempts: dict[UUID, dict[str, Any]], now: datetime) -> None:
-    for wait, found in (
-        (NEXT_QUESTION, [row.pk for row in rows if attempts[row.pk]["last_started"] > now - SOON]),
-        (LATER_QUESTION, [row.pk for row in rows if attempts[row.pk]["last_started"] <= now - SOON]),
-    ):
+    waits: dict[timedelta, list[UUID]] = {}
+    for row in rows:
+        age = now - attempts[row.pk]["last_started"]
+        wait = LIST_LAG if age < LIST_LAG else NEXT_QUESTION if age < SOON else LATER_QUESTION
+        waits.setdefault(wait, []).append(row.pk)
+    for wait, found in waits.items():
         Message.objects.filter(pk__in=found).update(next_attempt_at=now + wait, lease_id=None, leased_until=None)
 
 

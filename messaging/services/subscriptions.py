@@ -20,7 +20,7 @@ STAYS = (Subscription.OPTED_OUT, Subscription.DISABLED)
 
 @dataclass(frozen=True)
 class SubscriptionSpec:
-    """A registration. None leaves what is stored."""
+    """A registration. None leaves what is stored, but for a user who is `unlinked`: the device is nobody's now."""
 
     type: str
     token: str
@@ -34,14 +34,17 @@ class SubscriptionSpec:
     tags: dict[str, Any] | None = None
     marketing_consent: bool | None = None
     night_consent: bool | None = None
+    unlinked: bool = False
 
     def changes(self) -> dict[str, Any]:
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("type", "token")}
-        return {name: value for name, value in given.items() if value is not None}
+        given = {name: getattr(self, name) for name in CHANGED}
+        unlinked: dict[str, Any] = {"user_id": None} if self.unlinked else {}
+        return unlinked | {name: value for name, value in given.items() if value is not None}
 
 
+CHANGED = [field.name for field in fields(SubscriptionSpec) if field.name not in ("type", "token", "unlinked")]
 WRITTEN = [
-    *(field.name for field in fields(SubscriptionSpec) if field.name not in ("type", "token")),
+    *CHANGED,
     "marketing_consent_at",
     "status",
     "status_reason",

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,7 +10,7 @@ from config.errors import Conflict, Invalid
 from messaging.models import Application, Suppression, addresses
 from messaging.services import content
 
-Entry = tuple[str, str, str, Mapping[str, Any]]
+Entry = tuple[str, str, str, Any]
 
 
 def suppress(application: Application | UUID, entries: Sequence[Entry], *, now: datetime) -> int:
@@ -32,13 +32,13 @@ def _row(application_id: Any, entry: Entry, now: datetime) -> Suppression:
         address_hash=addresses.address_hash(channel, address),
         address_hint=addresses.hint(channel, address.strip()),
         reason=reason,
-        evidence=dict(evidence),
+        evidence=evidence,
         created_at=now,
     )
 
 
 def add_suppression(
-    application: Application, channel: str, address: str, reason: str, evidence: Mapping[str, Any], *, now: datetime
+    application: Application, channel: str, address: str, reason: str, evidence: Any, *, now: datetime
 ) -> tuple[Suppression, bool]:
     """The active suppression of the address, and whether it is new."""
     if problem := content.address_problem(channel, address):

@@ -186,14 +186,20 @@ def delete_template(pk: UUID, *, hold: Hold, now: datetime) -> None:
     row.save(update_fields=["deleted_at", "updated_at"])
 
 
-def _gated(pk: UUID, hold: Hold) -> MessageTemplate:
+def pass_gate(pk: UUID, hold: Hold) -> None:
     check_write("main", "template", str(pk), lock_id=hold.lock_id, fence=hold.fence, actor=hold.actor)
+
+
+def _gated(pk: UUID, hold: Hold) -> MessageTemplate:
+    pass_gate(pk, hold)
     return MessageTemplate.objects.existing().select_for_update().get(pk=pk)
 
 
 def _check(row: MessageTemplate) -> None:
     for name in TEXTS:
         check_places(name, getattr(row, name))
+    if row.channel == Channel.EMAIL and ("\r" in row.title_template or "\n" in row.title_template):
+        raise Invalid(_("A subject has one line."), attr="title_template")
     if not (row.title_template.strip() or row.body_template.strip()):
         raise Invalid(_("A template needs a title or a body."), code="required", attr="body_template")
 

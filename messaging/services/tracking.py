@@ -5,25 +5,17 @@ from datetime import datetime
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Max
 
 from config.errors import DomainError
-from messaging.models import Message, MessageHit, Subscription, TrackedLink
-from messaging.services.links import prepare_email, tracks
+from messaging.models import HoldReason, Message, MessageHit, Subscription, TrackedLink
+from messaging.services.links import tracks
 from messaging.services.machines import machine_reasons
 from messaging.services.receipts import record_conversion
 from messaging.services.subscriptions import unsubscribe
 
 # Enough to see what a recipient did; a script that reloads a pixel must not fill the table.
 MOST_HITS = 200
-
-
-def store_links(links: Mapping[UUID, tuple[UUID, str]]) -> None:
-    """{id: (application, URL)}, before the mail goes out. A link that is there already is the same link."""
-    if links:
-        TrackedLink.objects.bulk_create(
-            (TrackedLink(id=key, application_id=owner, url=url) for key, (owner, url) in sorted(links.items())),
-            ignore_conflicts=True,
-        )
 
 
 def record_hit(
@@ -33,7 +25,7 @@ def record_hit(
     message = Message.objects.select_related("application").filter(pk=message_id).first()
     if message is None or not tracks(message.application):
         return None
-    reasons = machine_reasons(headers, message.sent_at, now)
+    reasons = machine_reasons(headers, _sent_at(message), now)
     hit = MessageHit(
         message=message,
         kind=kind,
@@ -49,6 +41,13 @@ def record_hit(
         if not reasons:
             _convert(message_id, kind, now)
     return hit
+
+
+def _sent_at(message: Message) -> datetime | None:
+    """Of one whose outcome nobody knows: when it was tried last."""
+    if message.hold_reason != HoldReason.OUTCOME_UNKNOWN:
+        return message.sent_at
+    return message.attempts.aggregate(last=Max("started_at"))["last"]
 
 
 def _convert(message_id: UUID, kind: str, now: datetime) -> None:
@@ -68,6 +67,3 @@ def leave_list(subscription_id: UUID, *, now: datetime) -> Subscription | None:
     if not Subscription.objects.filter(pk=subscription_id).exists():
         return None
     return unsubscribe(subscription_id, now=now, reason="one_click")
-
-
-__all__ = ["destination", "leave_list", "prepare_email", "record_hit", "store_links"]

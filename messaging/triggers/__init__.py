@@ -46,6 +46,26 @@ VERSION_HISTORY = pgtrigger.Trigger(
     """,
 )
 
+# What belongs to errored ends with it, and the retry is counted, whoever fires it, unless the same statement says
+# otherwise. A set-up fault of ours is not counted.
+RETRY_CLEARS = pgtrigger.Trigger(
+    name="retry_clears",
+    when=pgtrigger.Before,
+    operation=pgtrigger.Update,
+    condition=pgtrigger.Condition("OLD.status = 'errored' AND NEW.status = 'pending'"),
+    func="""
+        IF (OLD.network_retries, OLD.outage_retries, OLD.rate_limited_retries)
+           = (NEW.network_retries, NEW.outage_retries, NEW.rate_limited_retries) THEN
+            NEW.network_retries := OLD.network_retries + (OLD.failure_type = 'network')::int;
+            NEW.outage_retries := OLD.outage_retries + (OLD.failure_type = 'outage')::int;
+            NEW.rate_limited_retries := OLD.rate_limited_retries + (OLD.failure_type = 'rate_limited')::int;
+        END IF;
+        IF OLD.next_attempt_at IS NOT DISTINCT FROM NEW.next_attempt_at THEN NEW.next_attempt_at := NULL; END IF;
+        NEW.failure_type := NULL; NEW.error_reason := NULL; NEW.error_details := '{}';
+        RETURN NEW;
+    """,
+)
+
 # Subscriptions with the same tags are one segment, by which messages are counted. So many per application, no more:
 # where tags tell single people apart, counting by them would keep more figures than there are messages.
 MOST_SEGMENTS = 1000
@@ -181,6 +201,19 @@ SUBSCRIPTION_EVENTS = pgtrigger.Trigger(
     """,
 )
 
+# An edit is a new version, also one by hand that does not say so.
+TEMPLATE_EDITED = pgtrigger.Trigger(
+    name="edited",
+    when=pgtrigger.Before,
+    operation=pgtrigger.Update,
+    condition=pgtrigger.Condition(
+        "OLD.version IS NOT DISTINCT FROM NEW.version AND"
+        " (OLD.name, OLD.title_template, OLD.body_template, OLD.data_template, OLD.provider_code) IS DISTINCT FROM"
+        " (NEW.name, NEW.title_template, NEW.body_template, NEW.data_template, NEW.provider_code)"
+    ),
+    func="NEW.version := OLD.version + 1; RETURN NEW;",
+)
+
 TEMPLATE_VERSIONS = pgtrigger.Trigger(
     name="versions",
     when=pgtrigger.After,
@@ -195,6 +228,14 @@ TEMPLATE_VERSIONS = pgtrigger.Trigger(
     """,
 )
 
+# A closed breaker starts to count anew, also when somebody closes it by hand.
+FORGET_FAILURES = pgtrigger.Trigger(
+    name="forget_failures",
+    when=pgtrigger.After,
+    operation=pgtrigger.Delete,
+    func="DELETE FROM provider_failures WHERE provider = OLD.provider; RETURN NULL;",
+)
+
 # Nobody counts while there is no quota, so what was counted before is not the truth any more.
 FORGET_USAGE = pgtrigger.Trigger(
     name="forget_usage",
@@ -202,4 +243,22 @@ FORGET_USAGE = pgtrigger.Trigger(
     operation=pgtrigger.Update,
     condition=pgtrigger.Condition("NEW.daily_quota IS NULL AND NEW.monthly_quota IS NULL"),
     func="DELETE FROM quota_usage WHERE application_id = NEW.id; RETURN NULL;",
+)
+
+# Whoever moves a message to another day by hand moves its charge: the days from the earlier one on are counted anew
+# from the messages, when somebody next asks. Without a quota there is nothing to forget.
+RECOUNT_USAGE = pgtrigger.Trigger(
+    name="recount_usage",
+    when=pgtrigger.After,
+    operation=pgtrigger.UpdateOf("created_at"),
+    condition=pgtrigger.Condition(
+        "OLD.created_at IS DISTINCT FROM NEW.created_at"
+        " AND (OLD.created_at AT TIME ZONE 'UTC')::date IS DISTINCT FROM (NEW.created_at AT TIME ZONE 'UTC')::date"
+    ),
+    func="""
+        DELETE FROM quota_usage
+         WHERE application_id = NEW.application_id
+           AND day >= (LEAST(OLD.created_at, NEW.created_at) AT TIME ZONE 'UTC')::date;
+        RETURN NULL;
+    """,
 )

@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from config.models import SweepRun
+from locks.services import LockRequest, acquire_lock
 from messaging.admin.overview import backlog_seconds
 from messaging.models import (
     Message,
@@ -95,6 +96,15 @@ def test_every_list_and_page_opens(boss):
     assert boss.get(reverse("admin:messaging_messagerollup_changelist")).status_code == 200
 
 
+def test_a_message_shows_whom_it_is_from_where_it_says_so(boss):
+    plain = message(subscribe(type="Email"))
+    own = message(plain.subscription, from_address='"Kim" <kim@shop.example>')
+    shown, silent = boss.get(page_url(own)), boss.get(page_url(plain))
+    assert "kim@shop.example" in shown.content.decode()
+    assert "from_address" in shown.context["adminform"].fieldsets[0][1]["fields"]
+    assert "from_address" not in silent.context["adminform"].fieldsets[0][1]["fields"]
+
+
 def test_a_viewer_sees_all_and_touches_nothing(viewer):
     rows = everything()
     for row in rows:
@@ -123,7 +133,16 @@ class TestMessageList:
         assert back.context["cl"].result_list == second.context["cl"].result_list
 
     def test_nonsense_in_the_address_is_no_error(self, boss):
-        for query in ("after=x", "before=%00", "within=7", "state=odd", "q=%00", "campaign__exact=x", "foo=bar"):
+        for query in (
+            "after=x",
+            "before=%00",
+            "within=7",
+            "state=odd",
+            "q=%00",
+            "campaign__exact=x",
+            "foo=bar",
+            "campaign=%00",
+        ):
             assert boss.get(f"{list_url(Message)}?{query}", follow=True).status_code == 200
 
     def test_held_and_cancelled_have_their_own_words(self, boss):
@@ -257,6 +276,21 @@ class TestTemplates:
         row.refresh_from_db()
         assert row.version == 1
 
+    def test_of_several_none_is_deleted_while_one_is_locked(self, boss):
+        rows = [self.make(), self.make()]
+        acquire_lock(LockRequest("main", "MAINTENANCE", "RESOURCE", "ann", "editing", "template", str(rows[1].pk)))
+        chosen = {"action": "delete_selected", "_selected_action": [row.pk for row in rows], "post": "yes"}
+        page = boss.post(list_url(MessageTemplate), chosen, follow=True).content.decode()
+        assert "locked by ann" in page and MessageTemplate.objects.existing().count() == 2
+
+    @pytest.mark.parametrize(("typed", "version"), [("", 2), ("null", 2), ("[]", 1), ("5", 1)])
+    def test_data_is_an_object(self, boss, typed, version):
+        row = self.make(data_template={"a": "b"})
+        # What the page hides in the form to see whether the field was changed.
+        boss.post(page_url(row), self.form(row, data_template=typed) | {"initial-data_template": '{"a": "b"}'})
+        row.refresh_from_db()
+        assert (row.version, row.data_template) == (version, {} if version == 2 else {"a": "b"})
+
     def test_one_is_made_and_deleted_by_the_service(self, boss):
         application = ApplicationFactory()
         fields = {"application": application.pk, "name": "new", "channel": "push", "title_template": "x",
@@ -266,6 +300,14 @@ class TestTemplates:
         assert row.versions.count() == 1
         boss.post(reverse("admin:messaging_messagetemplate_delete", args=[row.pk]), {"post": "yes"})
         assert MessageTemplate.objects.get(pk=row.pk).deleted_at is not None
+
+    def test_deleting_many_names_the_holder_of_the_one_that_is_locked(self, boss):
+        rows = [self.make(name=name) for name in ("a", "b")]
+        acquire_lock(LockRequest("main", "MAINTENANCE", "RESOURCE", "ann", "editing", "template", str(rows[1].pk)))
+        chosen = {"action": "delete_selected", "_selected_action": [row.pk for row in rows], "post": "yes"}
+        answer = boss.post(list_url(MessageTemplate), chosen, follow=True)
+        assert "is locked by ann" in answer.content.decode()
+        assert MessageTemplate.objects.existing().count() == 2
 
     def test_the_preview_fills_in_and_names_what_is_missing(self, boss):
         row = self.make()
@@ -293,6 +335,14 @@ class TestTemplates:
         row = self.make()
         change_template(row.pk, {"active": False}, hold=Hold())
         assert "no change of the text" in boss.get(page_url(row)).content.decode()
+
+
+@pytest.mark.parametrize(("typed", "stored"), [("", {}), ("null", {}), ("[]", None), ("5", None)])
+def test_an_applications_settings_are_an_object(boss, typed, stored):
+    row = ApplicationFactory(settings={"tracking": False})
+    assert boss.post(page_url(row), {"name": "Shop", "active": "on", "settings": typed}).status_code in (200, 302)
+    row.refresh_from_db()
+    assert row.settings == ({"tracking": False} if stored is None else stored)
 
 
 def test_the_analytics_page_draws_without_foreign_hosts(boss):

@@ -38,6 +38,13 @@ def test_the_form_of_the_answer(sender):
     }  # fmt: skip
 
 
+def test_a_rate_is_not_rounded(sender):
+    to = subscribe(sender.application)
+    for state in ("successful", *["failed"] * 5):
+        message_in(state, to, at=DAY)
+    assert sender.get(URL, {"from": "2026-03-10", "to": "2026-03-11"}).json()["totals"]["send_rate"] == 1 / 6
+
+
 def test_only_own_applications_are_counted(sender, make_client):
     message(subscribe(), now=DAY)
     query = {"from": "2026-03-10", "to": "2026-03-11"}

@@ -69,6 +69,15 @@ def test_registering_again_does_not_undo_an_opt_out(app_client):
     assert app_client.post(f"{SUBSCRIPTIONS}{pk}/enable/").json()["status"] == 1
 
 
+def test_a_device_whose_user_has_left_is_nobodys(app_client):
+    body = {"type": "AndroidPush", "token": "tok", "user_id": "u1", "locale": "ko"}
+    app_client.post(SUBSCRIPTIONS, body)
+    kept = app_client.post(SUBSCRIPTIONS, {"type": "AndroidPush", "token": "tok"}).json()
+    assert (kept["user_id"], kept["locale"]) == ("u1", "ko")
+    left = app_client.post(SUBSCRIPTIONS, {"type": "AndroidPush", "token": "tok", "user_id": None}).json()
+    assert (left["user_id"], left["locale"], left["status"]) == (None, "ko", 1)
+
+
 def test_a_dead_token_that_registers_again_lives_again(app_client):
     body = {"type": "AndroidPush", "token": "tok"}
     pk = app_client.post(SUBSCRIPTIONS, body).json()["id"]
@@ -165,6 +174,7 @@ def test_a_user_and_a_channel_pick_the_last_active_sendable_subscription(sender,
         ("AndroidPush", {"title": "x", "user_id": "u", "channel": "push"}, "subscription_id"),
         ("AndroidPush", {"title": "x", "priority": 10}, "priority"),
         ("AndroidPush", {"title": "x", "scheduled_at": "tomorrow"}, "scheduled_at"),
+        ("AndroidPush", {"title": "x", "scheduled_at": "2026-12-01T09:00:00"}, "scheduled_at"),
         ("AndroidPush", {"title": "x", "campaign": "c" * 256}, "campaign"),
         ("AndroidPush", {"title": "x", "status": "sent"}, "status"),
         ("AndroidPush", {"title": "x\x00"}, "title"),
@@ -185,6 +195,9 @@ def test_bytes_are_counted_as_the_carriers_count_them(sender, shop):
     assert sender.post(MESSAGES, {"subscription_id": str(push.pk), "body": fits + "가"}).status_code == 400
     assert sender.post(MESSAGES, {"subscription_id": str(sms.pk), "body": "가" * 999 + "😀"}).status_code == 201
     assert sender.post(MESSAGES, {"subscription_id": str(sms.pk), "body": "가" * 1000 + "x"}).status_code == 400
+    # One of the syllables EUC-KR lacks, which Python would spell with eight bytes.
+    assert sender.post(MESSAGES, {"subscription_id": str(sms.pk), "body": "똠" * 1000}).status_code == 201
+    assert sender.post(MESSAGES, {"subscription_id": str(sms.pk), "body": "똠" * 1000 + "x"}).status_code == 400
 
 
 def test_a_foreign_and_an_unknown_id_are_the_same_400(sender):
@@ -229,6 +242,23 @@ def test_an_advertisement_to_a_korean_number_says_so_and_how_to_leave(sender, sh
     abroad = subscribe(shop, "SMS", token="+4915112345678", marketing_consent=True)
     body = {"subscription_id": str(abroad.pk), "body": "Sale", "kind": "marketing"}
     assert sender.post(MESSAGES, body).json()["body"] == "Sale"
+
+
+@pytest.mark.parametrize("body", [{}, {"body": " "}])
+def test_a_label_alone_is_no_advertisement(sender, shop, body):
+    row = subscribe(shop, "SMS", marketing_consent=True)
+    refused = sender.post(MESSAGES, {"subscription_id": str(row.pk), "kind": "marketing", **body})
+    assert (refused.status_code, codes(refused)) == (400, [("required", "body")])
+
+
+def test_an_operators_own_application_comes_first(operator, shop):
+    """As for everything an operator makes without naming the application."""
+    own, foreign = subscribe(shop, user_id="ann"), subscribe(ApplicationFactory(slug="other"), user_id="ann")
+    body = {"user_id": "ann", "channel": "push", "title": "x"}
+    assert operator.post(MESSAGES, body).json()["subscription_id"] == str(own.pk)
+    assert operator.post(MESSAGES, {**body, "application": "other"}).json()["subscription_id"] == str(foreign.pk)
+    foreign.application.members.add(operator.user)
+    assert codes(operator.post(MESSAGES, body)) == [("required", "application")]
 
 
 # --- idempotency and quota ---------------------------------------------------------------------------------------
@@ -277,6 +307,28 @@ def test_a_quota_set_later_counts_what_was_sent_before(sender, shop, quota):
     assert sender.post(MESSAGES, body).status_code == 201
     Application.objects.update(**{quota: 5})
     assert [sender.post(MESSAGES, body).status_code for _ in range(2)] == [201, 429]
+
+
+@pytest.mark.parametrize(("quota", "back"), [("daily_quota", 1), ("monthly_quota", 40)])
+def test_a_message_moved_to_another_day_is_charged_to_that_day(sender, shop, quota, back):
+    Application.objects.update(**{quota: 2})
+    body = {"subscription_id": str(subscribe(shop).pk), "title": "x"}
+    assert [sender.post(MESSAGES, body).status_code for _ in range(3)] == [201, 201, 429]
+    Message.objects.update(created_at=timezone.now() - timedelta(days=back))
+    assert [sender.post(MESSAGES, body).status_code for _ in range(3)] == [201, 201, 429]
+    Message.objects.update(created_at=timezone.now())
+    assert sender.post(MESSAGES, body).status_code == 429
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x" * 256])
+def test_an_odd_key_spoils_its_own_item_alone(sender, shop, key):
+    item = {"subscription_id": str(subscribe(shop).pk), "title": "x"}
+    items = [item, {**item, "idempotency_key": key}, {**item, "idempotency_key": "k"}]
+    results = sender.post(f"{MESSAGES}bulk/", {"messages": items}).json()["results"]
+    assert [result["status"] for result in results] == [201, 400, 201]
+    assert results[1]["errors"][0]["attr"] == "idempotency_key"
+    (other,) = sender.post(f"{MESSAGES}bulk/", {"messages": [{**items[2], "title": "y"}]}).json()["results"]
+    assert (other["status"], other["errors"][0]["attr"]) == (409, "idempotency_key")
 
 
 def test_bulk_answers_each_item_in_order(sender, shop):
@@ -411,6 +463,13 @@ def test_a_failed_message_is_sent_anew_once(operator, sender, shop):
     assert operator.post(f"{MESSAGES}{first.json()['id']}/retry/").status_code == 409
 
 
+def test_sent_anew_it_is_from_the_same(operator, shop):
+    row = message_in("failed", subscribe(shop, "Email"), from_address='"Kim" <kim@shop.example>')
+    again = operator.post(f"{MESSAGES}{row.pk}/retry/").json()
+    assert Message.objects.get(pk=again["id"]).from_address == row.from_address
+    assert "from_address" not in again
+
+
 def test_resolve_is_the_operators(operator, sender, shop):
     row = message(subscribe(shop))
     url = f"{MESSAGES}{row.pk}/resolve/"
@@ -419,6 +478,16 @@ def test_resolve_is_the_operators(operator, sender, shop):
     assert operator.post(url, {"outcome": "accepted"}).status_code == 409
     Message.objects.update(hold_reason="outcome_unknown")
     assert operator.post(url, {"outcome": "accepted"}).json()["status"] == "successful"
+
+
+@pytest.mark.parametrize(("verb", "status"), [("receive", "received"), ("convert", "converted")])
+def test_whoever_reports_a_message_of_unknown_outcome_has_it(app_client, shop, verb, status):
+    row = message(subscribe(shop))
+    Message.objects.update(hold_reason="outcome_unknown")
+    answer = app_client.post(f"{MESSAGES}{row.pk}/{verb}/")
+    assert (answer.status_code, answer.json()["status"]) == (200, status)
+    row = Message.objects.get()
+    assert (row.hold_reason, row.sent_at is not None) == (None, True)
 
 
 def test_the_inbox_shows_what_is_unread_newest_first(app_client, shop, login):
@@ -456,6 +525,7 @@ def test_lists_filter_and_stay_within_the_tenant(sender, shop):
     assert len(ids("user_id=u1")) == len(ids("kind=transactional")) == len(ids(f"subscription_id={mine.pk}")) == 3
     assert len(ids("channel_type=sms")) == 1
     after = (now - timedelta(minutes=90)).isoformat().replace("+", "%2B")
+    assert ids(f"created_after={after}") == ids(f"created_after={after.replace('%2B', '+')}")
     assert len(ids(f"created_after={after}")) == 2 and len(ids(f"created_before={after}")) == 2
     assert sender.get(f"{MESSAGES}?status=sent").status_code == 400
     assert sender.get(f"{MESSAGES}?nope=1").status_code == 400
@@ -476,17 +546,18 @@ def test_who_may_do_what(login, shop):
     row = message(subscription)
     sending = {"subscription_id": str(subscription.pk), "title": "x"}
     suppression = {"channel": "email", "address": "a@example.com", "reason": "manual"}
+    everybody = {"message-sender", "message-client", "operator", "viewer"}
     calls = [
         ("post", MESSAGES, sending, {"message-sender", "operator"}),
         ("post", f"{MESSAGES}bulk/", {"messages": [sending]}, {"message-sender", "operator"}),
         ("get", MESSAGES, None, {"message-sender", "operator", "viewer"}),
         ("get", f"{MESSAGES}{row.pk}/", None, {"message-sender", "operator", "viewer"}),
         ("get", SUBSCRIPTIONS, None, {"message-sender", "operator", "viewer"}),
-        ("get", f"{SUBSCRIPTIONS}{subscription.pk}/", None, {"message-sender", "message-client", "operator", "viewer"}),
+        ("get", f"{SUBSCRIPTIONS}{subscription.pk}/", None, everybody),
         ("patch", f"{SUBSCRIPTIONS}{subscription.pk}/", {}, {"message-sender", "message-client", "operator"}),
         ("post", "/api/v1/suppressions/", suppression, {"message-sender", "operator"}),
         ("get", "/api/v1/templates/", None, {"message-sender", "operator", "viewer"}),
-        ("get", f"/api/v1/inbox/?subscription_id={subscription.pk}", None, {"message-client", "operator"}),
+        ("get", f"/api/v1/inbox/?subscription_id={subscription.pk}", None, everybody),
         ("post", f"{MESSAGES}{row.pk}/receive/", {}, {"message-client", "operator"}),
         ("post", f"{MESSAGES}{row.pk}/retry/", {}, {"operator"}),
         ("post", f"{MESSAGES}{row.pk}/resolve/", {"outcome": "accepted"}, {"operator"}),
@@ -502,7 +573,7 @@ def test_who_may_do_what(login, shop):
 
 
 def test_a_suppressed_address_is_refused_until_it_is_lifted(sender, operator, shop):
-    row = subscribe(shop, "Email", token="Bob@example.com")
+    row = subscribe(shop, "Email", token="Bob@example.com", user_id="bob")
     body = {"channel": "email", "address": "bob@EXAMPLE.com", "reason": "manual", "evidence": {"ticket": 7}}
     made = operator.post("/api/v1/suppressions/", {**body, "application": "shop"})
     assert made.status_code == 201 and "bob@" not in made.content.decode()
@@ -510,6 +581,9 @@ def test_a_suppressed_address_is_refused_until_it_is_lifted(sender, operator, sh
     sending = {"subscription_id": str(row.pk), "title": "x", "body": "y"}
     refused = sender.post(MESSAGES, sending)
     assert (refused.status_code, codes(refused)) == (409, [("suppressed", None)])
+    assert refused.json()["errors"][0]["detail"] == "The address is suppressed: manual."
+    by_user = sender.post(MESSAGES, {**sending, "subscription_id": None, "user_id": "bob", "channel": "email"})
+    assert by_user.content == refused.content
     url = f"/api/v1/suppressions/{made.json()['id']}/lift/"
     assert sender.post(url, {"note": "ok"}).status_code == 403
     assert operator.post(url, {}).status_code == 400
@@ -517,6 +591,9 @@ def test_a_suppressed_address_is_refused_until_it_is_lifted(sender, operator, sh
     assert operator.post(url, {"note": "again"}).status_code == 409
     assert sender.post(MESSAGES, sending).status_code == 201
     assert Suppression.objects.get().lift_note == "asked for it"
+    assert sender.post("/api/v1/suppressions/", {**body, "evidence": "550 no such user"}).json()["evidence"] == (
+        "550 no such user"
+    )
 
 
 # --- templates ---------------------------------------------------------------------------------------------------
@@ -572,6 +649,17 @@ def test_names_are_taken_once_and_free_after_deletion(sender, welcome):
     assert sender.post(TEMPLATES, body).status_code == 201
 
 
+@pytest.mark.parametrize("subject", ["Hi\nBcc: x", "Hi\r", "\n"])
+def test_a_templates_subject_has_one_line(sender, welcome, subject):
+    body = {"name": "x", "channel": "email", "title_template": subject, "body_template": "x"}
+    for response in (
+        sender.post(TEMPLATES, body),
+        sender.patch(f"{TEMPLATES}{welcome['id']}/", {"title_template": subject}),
+    ):
+        assert (response.status_code, codes(response)) == (400, [("invalid", "title_template")])
+    assert sender.post(TEMPLATES, {**body, "channel": "push"}).status_code == 201
+
+
 @pytest.mark.parametrize(
     "text", ["{{", "{{ 1x }}", "{{a b}}", "{{a|upper}}", "{{}}", "{{{a}}}", "{% if %}{{", "{{a.b-c}}"]
 )
@@ -608,8 +696,12 @@ def test_a_locked_template_is_written_by_the_locks_holder_alone(sender, welcome)
     lock, _replayed = acquire_lock(asked)
     url, held = f"{TEMPLATES}{welcome['id']}/", {"X-Lock-Id": str(lock.pk), "X-Lock-Fence": str(lock.fence)}
     assert sender.patch(url, {"active": True}).status_code == 423
+    assert sender.patch(url, {"colour": "red"}).status_code == 423, "the gate comes before the body"
     assert sender.delete(url).status_code == 423
     assert sender.patch(url, {"active": True}, headers={**held, "X-Lock-Fence": str(lock.fence + 1)}).status_code == 409
     assert sender.patch(url, {"active": True}, headers={**held, "X-Lock-Id": "x"}).status_code == 400
+    assert sender.patch(url, {"active": True}, headers={"X-Lock-Id": str(lock.pk)}).status_code == 400
+    assert sender.patch(url, {"nonsense": 1}).status_code == 423, "the gate comes before other validation"
+    assert sender.patch(url, {"nonsense": 1}, headers=held).status_code == 400
     assert MessageTemplate.objects.get().version == 1
     assert sender.patch(url, {"active": True}, headers=held).json()["version"] == 2

@@ -155,6 +155,17 @@ def test_ten_failures_in_a_row_of_different_messages_open_the_breaker(carrier):
     assert Message.objects.filter(status="pending", attempt_count=0).count() == 2
 
 
+def test_a_breaker_closed_by_hand_counts_anew(carrier):
+    subscription = subscribe()
+    for _ in range(12):
+        message(subscription)
+    carrier.says("transient", "outage", "provider", code="503")
+    dispatch()
+    ProviderCircuit.objects.all()._raw_delete("default")
+    dispatch()
+    assert not ProviderCircuit.objects.exists()
+
+
 def test_one_message_failing_over_and_over_does_not_open_the_breaker(carrier):
     message()
     carrier.says("transient", "network", "provider")

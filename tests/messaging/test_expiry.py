@@ -75,6 +75,13 @@ def test_failed_for_90_days_is_archived_and_loses_its_content():
     assert MessageEvent.objects.count() == 2
 
 
+def test_what_a_template_was_filled_with_is_content_too():
+    row = message_in("failed")
+    Message.objects.filter(pk=row.pk).update(template_parameters={"name": "Kim"})
+    sweep("archive_messages", NOW + timedelta(days=90))
+    assert Message.objects.get().template_parameters == {}
+
+
 def test_converted_is_left_alone():
     message_in("converted")
     assert sweep("expire_messages", NOW + timedelta(days=400)) == {}

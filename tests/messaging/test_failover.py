@@ -33,6 +33,14 @@ def test_an_sms_takes_over_with_the_same_text(carrier):
     assert (Message.objects.get(pk=first.pk).status, Subscription.objects.get(pk=kakao.pk).status) == ("failed", -60)
 
 
+def test_the_other_way_has_its_own_from(carrier):
+    kakao, _sms = both_channels()
+    first = message(kakao, from_address="@profile")
+    carrier.answer = lambda m: NOT_A_USER if m.channel_type == "kakao_talk" else Answer("accepted")
+    dispatch()
+    assert Message.objects.get(failover_of=first).from_address == ""
+
+
 @pytest.mark.parametrize("status", [-2, -52, None])
 def test_without_a_number_to_send_to_nobody_takes_over(carrier, status):
     kakao, sms = both_channels()

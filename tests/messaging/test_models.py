@@ -7,7 +7,8 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import ProtectedError
 from django_fsm import TransitionNotAllowed
 
-from messaging.models import Message, MessageEvent, Subscription
+from messaging.models import Message, MessageEvent, MessageTemplate, Subscription
+from messaging.services import suppress
 from tests.messaging.factories import NOW, message, message_in, path_to, purge_messages, subscribe
 
 pytestmark = pytest.mark.django_db
@@ -93,6 +94,12 @@ BROKEN = [
     ("errored", {"next_attempt_at": None}),
     ("errored", {"failure_type": None}),
     ("errored", {"error_details": {}}),
+    ("errored", {"sent_at": NOW}),
+    ("errored", {"received_at": NOW}),
+    ("pending", {"expired_at": NOW}),
+    ("successful", {"expired_at": NOW}),
+    ("pending", {"archived_at": NOW}),
+    ("converted", {"archived_at": NOW}),
     ("pending", {"priority": 10}),
 ]
 
@@ -157,6 +164,8 @@ def test_messages_go_by_the_purge_alone():
     row = message()
     assert refused(lambda: sql("DELETE FROM messages WHERE id = %s", row.pk))
     assert refused(row.delete)
+    sql("SET CONSTRAINTS ALL IMMEDIATE")
+    assert refused(lambda: sql("TRUNCATE messages CASCADE"))
     with pytest.raises(ProtectedError):
         row.subscription.delete()
     with pytest.raises(ProtectedError):
@@ -178,6 +187,13 @@ def test_a_row_written_by_hand_takes_its_channel_from_the_subscription():
     assert sql(
         "INSERT INTO message_templates (application_id, name, channel) VALUES (%s, 'by hand', 'sms')", to.application_id
     )
+
+
+def test_an_attempt_and_an_event_written_by_hand_need_no_time():
+    row = message()
+    sql("INSERT INTO message_attempts (message_id, attempt_no) VALUES (%s, 1)", row.pk)
+    sql("INSERT INTO message_events (message_id, event_type) VALUES (%s, 'sent')", row.pk)
+    assert row.attempts.get().started_at and row.events.last().occurred_at
 
 
 def test_the_orm_writes_and_reads_anew():
@@ -204,6 +220,7 @@ def test_the_orm_writes_and_reads_anew():
         "channel_type = 'fax'",
         "failure_type = 'fax'",
         "priority = 10",
+        "hold_reason = 'lunch'",
         "status = 'errored', failure_type = 'config', next_attempt_at = now(), error_details = '{}'",
         """status = 'errored', failure_type = 'config', next_attempt_at = now(), error_details = '{"errored_at": null}'
         """,
@@ -212,6 +229,61 @@ def test_the_orm_writes_and_reads_anew():
 def test_the_database_knows_the_words(change):
     message()
     assert refused(lambda: sql(f"UPDATE messages SET {change}"))
+
+
+@pytest.mark.parametrize("value", ["[]", "5", "null"])
+def test_settings_and_data_are_objects(value):
+    application = subscribe().application
+    MessageTemplate.objects.create(application=application, name="x", channel="sms", body_template="x")
+    assert refused(lambda: sql("UPDATE applications SET settings = %s", value))
+    assert refused(lambda: sql("UPDATE message_templates SET data_template = %s", value))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE applications SET daily_quota = -1",
+        "UPDATE applications SET monthly_quota = -1",
+        "UPDATE subscriptions SET type = 'Fax'",
+        "UPDATE message_templates SET channel = 'fax'",
+        "UPDATE message_templates SET approval = 'perhaps'",
+        "UPDATE suppressions SET channel_type = 'fax'",
+        "INSERT INTO message_events (message_id, event_type) SELECT id, 'opened' FROM messages",
+    ],
+)
+def test_the_database_knows_the_words_of_the_other_tables(change):
+    application = message().application
+    MessageTemplate.objects.create(application=application, name="x", channel="sms", body_template="x")
+    suppress(application, [("sms", "+821012345678", "manual", {})], now=NOW)
+    assert refused(lambda: sql(change))
+
+
+@pytest.mark.parametrize("failure", ["network", "outage", "rate_limited", "config"])
+def test_a_retry_by_hand_clears_what_belongs_to_errored_and_is_counted(failure):
+    row = message_in("errored")
+    sql("UPDATE messages SET failure_type = %s, error_reason = 'x'", failure)
+    sql("UPDATE messages SET status = 'pending'")
+    row = Message.objects.get(pk=row.pk)
+    assert (row.failure_type, row.error_reason, row.error_details, row.next_attempt_at) == (None, None, {}, None)
+    assert row.retry_counts == {name: int(name == failure) for name in ("network", "outage", "rate_limited")}
+    assert row.events.last().metadata == {"failure_type": failure}
+
+
+def test_who_counts_a_retry_by_hand_is_believed():
+    message_in("errored")
+    sql("UPDATE messages SET status = 'pending', network_retries = 4, next_attempt_at = %s", NOW)
+    row = Message.objects.get()
+    assert (row.network_retries, row.next_attempt_at) == (4, NOW)
+
+
+def test_an_edit_by_hand_is_a_version_too():
+    row = MessageTemplate.objects.create(
+        application=subscribe().application, name="x", channel="sms", body_template="1"
+    )
+    sql("UPDATE message_templates SET body_template = '2'")
+    sql("UPDATE message_templates SET active = false, body_template = '2'")
+    kept = row.versions.order_by("version").values_list("version", "body_template")
+    assert list(kept) == [(1, "1"), (2, "2")]
 
 
 def test_the_database_knows_the_outcomes():

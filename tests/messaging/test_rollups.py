@@ -384,8 +384,10 @@ def test_the_command_recomputes_the_days_named(data_set):
     assert "2026-03-10" in out.getvalue()
 
 
-@pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--to", "2026-13-01"]])
-def test_the_command_refuses_what_is_no_time(arguments):
+@pytest.mark.parametrize(
+    "arguments", [["--from", "yesterday"], ["--to", "2026-13-01"], ["--from", "2026-03-11", "--to", "2026-03-10"]]
+)
+def test_the_command_refuses_what_is_no_time_or_no_range(arguments):
     with pytest.raises(CommandError):
         call_command("recompute_rollups", *arguments)
 

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
-from messaging.models import Message, MessageHit, Subscription, TrackedLink
+from messaging.models import Message, MessageAttempt, MessageHit, Subscription, TrackedLink
 from messaging.services.claiming import claim_batch
 from messaging.services.links import (
     click_url,
@@ -17,10 +18,12 @@ from messaging.services.links import (
     open_url,
     prepare_email,
     read_token,
+    rewrite,
+    store_links,
     unsubscribe_url,
 )
 from messaging.services.machines import machine_reasons
-from messaging.services.tracking import MOST_HITS, store_links
+from messaging.services.tracking import MOST_HITS
 from tests.messaging.factories import message, message_in, subscribe
 
 CHROME = "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/126.0 Safari/537.36"
@@ -210,6 +213,17 @@ class TestHits:
         assert status_of(sent) == "successful"
         assert MessageHit.objects.get().reasons == ["too_soon"]
 
+    @pytest.mark.parametrize(("tried", "status"), [(3, "converted"), (1, "pending")])
+    def test_a_person_who_opens_it_proves_that_it_was_sent(self, client, tried, status):
+        row = message(subscribe(type="Email"), body="<p>x</p>", kind="notice")
+        at = timezone.now() - timedelta(seconds=tried)
+        MessageAttempt.objects.create(message=row, attempt_no=1, started_at=at, ended_at=at, outcome="unknown")
+        Message.objects.update(hold_reason="outcome_unknown", attempt_count=1)
+        client.get(path_of(open_url(row.pk)), headers={"user-agent": CHROME})
+        row = Message.objects.get()
+        assert row.status == status
+        assert row.hold_reason == (None if status == "converted" else "outcome_unknown")
+
     def test_head_is_not_recorded(self, client, sent):
         assert client.head(path_of(open_url(sent.pk)), headers={"user-agent": CHROME}).status_code == 200
         answer = client.head(path_of(click_url(sent.pk, sent.link)), headers={"user-agent": CHROME})
@@ -262,7 +276,8 @@ class TestHits:
         assert client.get(f"/t/c/{token}").status_code == 404
         assert client.get(f"/t/o/{make_token('unsubscribe', sent.pk)}.gif").status_code == 404
 
-    def test_other_methods_are_refused(self, client, sent):
+    def test_other_methods_are_refused(self, sent):
+        client = Client(enforce_csrf_checks=True)
         assert client.post(path_of(open_url(sent.pk))).status_code == 405
         assert client.post(path_of(click_url(sent.pk, sent.link))).status_code == 405
 
@@ -281,8 +296,6 @@ class TestUnsubscribing:
         assert b"<form" not in client.get(url).content
 
     def test_it_needs_no_csrf_token(self, sent):
-        from django.test import Client
-
         url = path_of(unsubscribe_url(sent.subscription_id, sent.pk))
         assert Client(enforce_csrf_checks=True).post(url).status_code == 200
 
@@ -314,3 +327,14 @@ def test_a_declaration_nobody_knows_does_not_stop_the_text_part():
     from messaging.providers.mime import text_of
 
     assert text_of("<p>before</p><![odd[ after ]]>") == "before"
+
+
+def test_a_number_that_python_cannot_read_stops_neither_the_links_nor_the_text_part():
+    from messaging.providers.mime import text_of
+
+    endless = f"&#{'9' * 5000};"
+    html = f'<p>{endless}</p><a href="https://shop.example/{endless}">x</a><a href="https://shop.example/">y</a>'
+    rewritten, links = rewrite(html, uuid4(), uuid4())
+    assert "https://shop.example/" in links.values()
+    assert rewritten.count("/t/c/") == len(links)
+    assert text_of(html).endswith("y (https://shop.example/)")

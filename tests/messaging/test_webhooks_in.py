@@ -13,6 +13,7 @@ from messaging.models import Message, Subscription, Suppression, WebhookInbox
 from messaging.providers.answers import rejected
 from messaging.providers.webhooks import Event, twilio_signature
 from messaging.services.incoming import receive_events
+from messaging.services.subscriptions import enable_subscription
 from tests.messaging.factories import message, message_in, subscribe
 
 pytestmark = pytest.mark.django_db
@@ -154,19 +155,47 @@ class TestParking:
 
 
 class TestNHN:
-    def test_a_kakao_result_that_did_not_reach_becomes_an_sms(self, client):
-        kakao = accepted("KakaoTalk", "req:1", user_id="u1")
+    @pytest.mark.parametrize("told", [{"kakaoMessageType": "ALIMTALK_NORMAL", "recipientSeq": 1}, {}])
+    def test_a_kakao_result_that_did_not_reach_becomes_an_sms(self, client, told):
+        kakao = accepted("KakaoTalk", "req", user_id="u1")
         number = subscribe(kakao.application, "SMS", user_id="u1")
-        hook = {
-            "hookId": "hook-1", "requestId": "req", "recipientSeq": 1, "resultCode": "3019", "kakaoMessageType": "AT",
-            "recipientGroupingKey": str(kakao.pk),
-        }  # fmt: skip
+        hook = {"hookId": "hook-1", "requestId": "req", "resultCode": "3019", **told}
         assert nhn(client, hook).status_code == 200
         assert nhn(client, hook).status_code == 200
         assert status_of(kakao) == "failed"
         assert Subscription.objects.get(pk=kakao.subscription_id).status == -60
         assert Message.objects.get(failover_of=kakao).subscription_id == number.pk
         assert inbox() == [("hook-1", "applied")]
+
+    def test_the_same_number_means_something_else_of_a_text(self, client):
+        text = accepted("SMS", "req", user_id="u1")
+        nhn(client, {"hookId": "1", "requestId": "req", "resultCode": "3019", "kakaoMessageType": "odd"})
+        assert status_of(text) == "failed"
+        assert Subscription.objects.get(pk=text.subscription_id).status == 1
+        assert not Message.objects.filter(failover_of=text).exists()
+
+    def test_a_kakao_result_that_may_still_come_moves_nothing(self, client):
+        kakao = accepted("KakaoTalk", "req")
+        nhn(client, {"hookId": "1", "requestId": "req", "resultCode": "3005"})
+        assert (status_of(kakao), inbox()) == ("successful", [("1", "ignored")])
+
+    def test_nested_beyond_reading_is_malformed(self, client):
+        headers = {"x-toast-webhook-signature": "nhn-secret"}
+        body = '{"hooks":' + "[" * 100_000
+        answer = client.post("/api/v1/webhooks/nhn/", body, content_type="application/json", headers=headers)
+        assert answer.status_code == 400
+
+    def test_what_cannot_be_stored_is_stored_without_it(self, client):
+        kakao = accepted("KakaoTalk", "req")
+        odd = {"hookId": "a\x00\ud800", "requestId": "r\ud800", "resultCode": "9\x00\ud800"}
+        time_out_of_range = {
+            "hookId": "2",
+            "requestId": "req",
+            "resultCode": "1000",
+            "receiveDate": "0001-01-01 00:00:00",
+        }
+        assert nhn(client, odd, time_out_of_range).status_code == 200
+        assert (status_of(kakao), inbox()) == ("received", [("a?", "parked"), ("2", "applied")])
 
     def test_a_wrong_signature_is_refused(self, client):
         assert nhn(client, {"hookId": "1"}, signature="other").status_code == 403
@@ -177,6 +206,24 @@ class TestNHN:
         assert Subscription.objects.get(pk=row.pk).status == -2
         assert inbox() == [("o1", "applied")]
         assert "99998888" not in json.dumps(list(WebhookInbox.objects.values_list("payload", "event_id", "note")))
+
+    def test_an_opt_out_told_again_does_not_undo_a_later_consent(self, client):
+        row = subscribe(type="SMS", token="+821099998888")
+        nhn(client, {"hookId": "o1", "recipientNo": "01099998888"}, event="UNSUBSCRIBE")
+        enable_subscription(row.pk, consent=True, now=NOW)
+        assert nhn(client, {"hookId": "o1", "recipientNo": "01099998888"}, event="UNSUBSCRIBE").status_code == 200
+        assert Subscription.objects.get(pk=row.pk).status == 1
+        nhn(client, {"hookId": "o2", "recipientNo": "01099998888"}, event="UNSUBSCRIBE")
+        assert Subscription.objects.get(pk=row.pk).status == -2
+
+    def test_an_opt_out_without_an_id_is_kept_without_the_number(self, client):
+        nhn(client, {"recipientNo": "01099998888"}, event="UNSUBSCRIBE")
+        assert "99998888" not in WebhookInbox.objects.get().event_id
+
+    def test_a_result_may_name_only_our_own_id(self, client):
+        kakao = accepted("KakaoTalk", "req")
+        nhn(client, {"hookId": "1", "recipientGroupingKey": str(kakao.pk), "resultCode": "1000"})
+        assert status_of(kakao) == "received"
 
 
 def test_a_complaint_suppresses_and_leaves_the_message_alone():

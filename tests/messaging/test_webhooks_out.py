@@ -186,7 +186,7 @@ class TestDelivering:
 
 PRIVATE = [
     "http://127.0.0.1/", "http://localhost:8000/", "http://x.localhost/", "http://10.1.2.3/", "http://192.168.0.1/",
-    "http://169.254.169.254/latest/meta-data", "http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://[fd00::1]/",
+    "http://169.254.169.254/latest/meta-data", "http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://[::127.0.0.1]/", "http://[fd00::1]/",
     "http://2130706433/", "http://0x7f.1/", "http://0177.0.0.1/", "http://0.0.0.0/", "http://100.64.0.1/",
     "http://[64:ff9b::7f00:1]/", "http://224.0.0.1/", "https://metadata.google.internal/", "http://printer.local/",
 ]  # fmt: skip

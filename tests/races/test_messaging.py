@@ -1,6 +1,8 @@
 """What only breaks when several do it at once, or when one dies in the middle."""
 
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -54,15 +56,16 @@ def create(subscription, count):
     return [outcome.message_id for outcome in outcomes]
 
 
-def test_eight_dispatchers_send_each_of_two_thousand_messages_once(at_once, carrier):
-    subscription = subscribe()
-    for _ in range(4):
+def test_eight_dispatchers_send_each_message_once(at_once, carrier):
+    """Two thousand of them; `MESSAGES=10000` makes as many."""
+    subscription, wanted = subscribe(), int(os.environ.get("MESSAGES", "2000"))
+    for _ in range(wanted // 500):
         create(subscription, 500)
     counts = at_once(*[lambda: dispatch(timezone.now, lambda: True)] * 8)
-    assert sum(counts, Counter()) == {"successful": 2000}
+    assert sum(counts, Counter()) == {"successful": wanted}
     assert max(Counter(sent.message_id for sent in carrier.sent).values()) == 1
-    assert MessageAttempt.objects.filter(outcome="accepted", attempt_no=1).count() == 2000
-    assert Counter(MessageEvent.objects.values_list("event_type", flat=True)) == {"created": 2000, "sent": 2000}
+    assert MessageAttempt.objects.filter(outcome="accepted", attempt_no=1).count() == wanted
+    assert Counter(MessageEvent.objects.values_list("event_type", flat=True)) == {"created": wanted, "sent": wanted}
     assert not Message.objects.exclude(status="successful", lease_id=None).exists()
 
 
@@ -132,57 +135,76 @@ def test_reports_at_the_same_instant_count_once(at_once):
 
 # --- kill -9 -----------------------------------------------------------------------------------------------------
 
-# A dispatcher in a process of its own that kills itself at one step. What it hands to the carrier is a line in a file,
-# as a real provider would know it however the sender ends.
-DISPATCHER = """
-import os, signal, sys
+# Dispatchers in processes of their own that kill themselves, each at the n-th time it comes to one step. What they hand
+# to the carrier is a line in a file, as a real provider would know it however the sender ends.
+NURSERY = """
+import json, os, signal, sys
+from datetime import timedelta
 import django
 django.setup()
 from django.db import connection
+from django.utils.dateparse import parse_datetime
 connection.settings_dict["NAME"] = sys.argv[1]
-step, ledger = sys.argv[2], sys.argv[3]
+ledger, start, rounds = sys.argv[2], parse_datetime(sys.argv[3]), json.loads(sys.argv[4])
+from config import sweeping
 from messaging import providers
 from messaging.providers.answers import accepted
 from messaging.services import claiming, dispatching, recording
 
-def die(*_args, **_kwargs):
-    os.kill(os.getpid(), signal.SIGKILL)
+def live(step, left, now):
+    def die(where):
+        nonlocal left
+        left -= where == step
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-class Ledger:
-    name, concurrency, idempotent, receipts = "null", 100, True, True
-    def send(self, batch):
-        for number, message in enumerate(batch):
-            if step == "during_call" and number == len(batch) // 2:
-                die()
-            with open(ledger, "a") as file:
-                file.write(f"{message.message_id}\\n")
-        if step == "after_call":
-            die()
-        return [accepted(str(message.message_id)) for message in batch]
-    def query(self, message_id, *_more):
-        known = set(open(ledger).read().split()) if os.path.exists(ledger) else set()
-        return accepted("asked") if str(message_id) in known else providers.Answer("transient", code="not_found")
+    def dying(where, function, after=False):
+        def call(*args, **kwargs):
+            if not after:
+                die(where)
+            result = function(*args, **kwargs)
+            if after and (result.attempts if isinstance(result, claiming.Batch) else result):
+                die(where)
+            return result
+        return call
 
-providers._built[("null", "")] = Ledger()
-if step == "before_claim":
-    claiming._due = die
-elif step == "before_lease_commit":
-    claiming._outgoing = die
-elif step == "after_claim":
-    claim = dispatching.Lane.claim
-    dispatching.Lane.claim = lambda lane, now: die() if (batch := claim(lane, now)).attempts else batch
-elif step == "before_record":
-    dispatching.record_batch = die
-elif step == "before_record_commit":
-    write = recording._write_accepted
-    recording._write_accepted = lambda *args: write(*args) and die()
-lanes = dispatching.lanes
-dispatching.lanes = lambda: [dispatching.Lane(lane.subscription_type, lane.provider, size=8) for lane in lanes()]
-from config import sweeping
-from django.utils.dateparse import parse_datetime
-now = parse_datetime(sys.argv[4])
-for name in ("resolve_unknown_attempts", "dispatch_due_messages"):
-    sweeping.run(f"messaging.{name}", now=now, wait=True)
+    class Ledger:
+        name, concurrency, idempotent, receipts = "null", 100, True, True
+        def send(self, batch):
+            for number, message in enumerate(batch):
+                if number == len(batch) // 2:
+                    die("during_call")
+                with open(ledger, "a") as file:
+                    file.write(f"{message.message_id}\\n")
+            die("after_call")
+            return [accepted(str(message.message_id)) for message in batch]
+        def query(self, message_id, *_more):
+            known = set(open(ledger).read().split()) if os.path.exists(ledger) else set()
+            if str(message_id) in known:
+                return accepted(f"asked-{message_id}")
+            return providers.Answer("transient", code="not_found")
+
+    providers._built[("null", "")] = Ledger()
+    claiming._due = dying("before_claim", claiming._due)
+    claiming._outgoing = dying("before_lease_commit", claiming._outgoing)
+    dispatching.Lane.claim = dying("after_claim", dispatching.Lane.claim, after=True)
+    dispatching.record_batch = dying("before_record", dispatching.record_batch)
+    recording._write_accepted = dying("before_record_commit", recording._write_accepted, after=True)
+    lanes = dispatching.lanes
+    if step != "none":
+        dispatching.LARGEST_BATCH = 8
+    dispatching.lanes = lambda: [dispatching.Lane(lane.subscription_type, lane.provider, size=8) for lane in lanes()]
+    for name in ("resolve_unknown_attempts", "dispatch_due_messages"):
+        assert sweeping.run(f"messaging.{name}", now=now, wait=True)["error"] is None
+
+for number, lives in enumerate(rounds):
+    children = []
+    for step, left in lives:
+        children.append(os.fork())
+        if not children[-1]:
+            live(step, left, start + number * timedelta(minutes=4))
+            os._exit(0)
+    print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children), flush=True)
 """
 STEPS = [
     "before_claim",
@@ -195,28 +217,35 @@ STEPS = [
 ]
 
 
-def run_dispatcher(step, ledger, now):
-    """Its exit code: −9 when it killed itself."""
-    settings_dict = connection.settings_dict
+def run_dispatchers(rounds, ledger, start):
+    """The exit codes: −9 of one that killed itself. Rounds are 4 minutes apart, longer than a lease."""
     environment = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "config.settings",
         "PROVIDERS": "AndroidPush=null,SMS=null,Email=null",
     }
-    command = [sys.executable, "-c", DISPATCHER, settings_dict["NAME"], step, str(ledger), now.isoformat()]
-    return subprocess.run(command, env=environment, timeout=120, capture_output=True, check=False).returncode
+    name = connection.settings_dict["NAME"]
+    command = [sys.executable, "-c", NURSERY, name, str(ledger), start.isoformat(), json.dumps(rounds)]
+    done = subprocess.run(command, env=environment, timeout=1800, capture_output=True, check=True, text=True)
+    return [int(code) for code in done.stdout.split()]
 
 
-def test_kill_9_at_each_step_loses_nothing_and_lists_what_is_ambiguous(transactional_db, tmp_path):
-    ledger, now = tmp_path / "ledger", timezone.now() + timedelta(seconds=1)
+@pytest.mark.parametrize("at_random", [False, True])
+def test_kill_9_loses_nothing_and_lists_what_is_ambiguous(transactional_db, tmp_path, at_random):
+    """At each step, and at random under load; `KILLS=200` kills as many, without it a dozen."""
+    ledger, start = tmp_path / "ledger", timezone.now() + timedelta(seconds=1)
+    kills = int(os.environ.get("KILLS", "12")) // 4 * 4 if at_random else len(STEPS)
+    chance = random.Random(kills)
+    random_lives = [(chance.choice(STEPS), chance.randint(1, 3)) for _n in range(kills)]
+    lives, together = (random_lives, 4) if at_random else ([(step, 1) for step in STEPS], 1)
+    # More than the killed can get through: each has three lanes, and on each at most so many batches of eight.
     for kind in ("AndroidPush", "SMS", "Email"):
-        create(subscribe(type=kind), 70)
-    for step in STEPS:
-        assert run_dispatcher(step, ledger, now) == -signal.SIGKILL, step
-        now += timedelta(minutes=4)
-    for _ in range(2):
-        assert run_dispatcher("none", ledger, now) == 0
-        now += timedelta(minutes=4)
+        subscription = subscribe(type=kind)
+        for _step, batches in lives:
+            create(subscription, 8 * batches + 1)
+    rounds = [lives[n : n + together] for n in range(0, kills, together)]
+    codes = run_dispatchers([*rounds, *[[("none", 1)]] * 3], ledger, start)
+    assert codes == [-signal.SIGKILL] * kills + [0] * 3
     handed = Counter(ledger.read_text().split())
     for row in Message.objects.all():
         times = handed[str(row.pk)]

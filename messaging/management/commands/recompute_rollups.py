@@ -2,7 +2,7 @@ from argparse import ArgumentTypeError
 from datetime import UTC, datetime, time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.dateparse import parse_date, parse_datetime
 
 from messaging.services.analytics import recompute_rollups
@@ -27,8 +27,11 @@ class Command(BaseCommand):
         parser.add_argument("--to", dest="end", type=moment, help="the day to stop before; default: all")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        start, end = options["start"], options["end"]
+        if start and end and start > end:
+            raise CommandError("--from: the range ends before it begins")
         days = wrong = 0
-        for day, corrected in recompute_rollups(options["start"], options["end"]):
+        for day, corrected in recompute_rollups(start, end):
             days, wrong = days + 1, wrong + corrected
             self.stdout.write(f"{day:%Y-%m-%d}: {corrected} corrected")
         self.stdout.write(f"{days} days, {wrong} figures corrected")

@@ -52,6 +52,12 @@ def test_a_push_carries_our_id_as_apns_id_and_collapse_id(apns, h2_server, push,
     assert jwt.decode(token, ec_key.public_key(), algorithms=["ES256"])["iss"] == "TEAM000001"
 
 
+def test_a_push_made_long_ago_waits_for_the_device_all_the_same(apns, h2_server, push, send_one):
+    send_one(apns, push(created_at=datetime(2020, 1, 1, tzinfo=UTC)))
+    [request] = h2_server.requests
+    assert int(request.headers["apns-expiration"]) > datetime.now(UTC).timestamp() + 71 * 3600
+
+
 def test_a_push_without_words_is_a_background_push(apns, h2_server, push, send_one):
     send_one(apns, push(title="", body="", data={"sync": True}))
     [request] = h2_server.requests
@@ -76,6 +82,7 @@ def test_the_provider_token_is_reused_for_50_minutes_and_then_renewed(apns, h2_s
         (refusal(400, "DeviceTokenNotForTopic"), GONE, -14),
         (refusal(410, "Unregistered", timestamp=1777600000000), GONE, -10),
         (refusal(410, "ExpiredToken", timestamp=1777600000000), GONE, -10),
+        (Reply(410, b""), GONE, -10),
         (refusal(400, "BadTopic"), CONFIG, None),
         (refusal(400, "MissingTopic"), CONFIG, None),
         (refusal(400, "TopicDisallowed"), CONFIG, None),

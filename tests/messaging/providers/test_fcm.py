@@ -75,6 +75,10 @@ def test_the_access_token_is_asked_for_once_with_a_signed_assertion(fcm, h2_serv
     ("reply", "expected", "status", "code"),
     [
         (refusal(404, "NOT_FOUND", "UNREGISTERED"), ("rejected", "permanent", "recipient"), -10, "UNREGISTERED"),
+        (
+            Reply(404, {"error": {"code": 404, "details": [{"errorCode": "UNREGISTERED"}]}}),
+            ("rejected", "permanent", "recipient"), -10, "UNREGISTERED",
+        ),
         (refusal(403, "PERMISSION_DENIED", "SENDER_ID_MISMATCH"), ("rejected", "permanent", "recipient"), -6, None),
         (
             refusal(400, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "The registration token is not a valid FCM token"),
@@ -112,13 +116,21 @@ def test_each_refusal_has_its_class_scope_and_effect(fcm, h2_server, message, se
     assert code is None or answer.code == code
 
 
+@pytest.mark.parametrize("name", ["a\ud800", "a\x00"])
+def test_what_no_column_can_hold_is_left_out(fcm, h2_server, message, send_one, name):
+    h2_server.replies(Reply(200, {"name": name}), refusal(403, name))
+    assert send_one(fcm, message()).provider_message_id in ("a", "a?")
+    assert send_one(fcm, message()).code in ("a", "a?")
+
+
 def test_retry_after_is_handed_on(fcm, h2_server, message, send_one):
     h2_server.replies(refusal(429, "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", headers={"retry-after": "77"}))
     assert send_one(fcm, message()).retry_after == 77
 
 
-def test_a_refused_access_token_is_fetched_anew_once(fcm, h2_server, tokens, message, send_one):
-    h2_server.replies(refusal(401, "UNAUTHENTICATED"), TAKEN)
+@pytest.mark.parametrize("refused", [refusal(401, "UNAUTHENTICATED"), refusal(403, "PERMISSION_DENIED")])
+def test_a_refused_access_token_is_fetched_anew_once(fcm, h2_server, tokens, message, send_one, refused):
+    h2_server.replies(refused, TAKEN)
     assert send_one(fcm, message()).outcome == "accepted"
     assert [request.headers["authorization"] for request in h2_server.requests] == ["Bearer ya29.1", "Bearer ya29.2"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from config import sweeping
 from messaging.models import Message, MessageAttempt, ProviderCircuit, Subscription, Suppression
-from messaging.providers import reset_providers
+from messaging.providers import Answer, reset_providers
 from tests.messaging.factories import NOW, ApplicationFactory, message, subscribe
 
 from .servers import DROP, Reply
@@ -54,7 +54,35 @@ def test_a_stranger_to_kakaotalk_gets_a_text_instead(nhn):
     assert (first.status, first.error_reason) == ("failed", "not_kakao_user")
     assert Subscription.objects.get(pk=kakao.pk).status == -60
     assert (second.channel_type, second.body, second.status) == ("sms", first.body, "successful")
-    assert second.provider_message_id == "S1:1"
+    assert second.provider_message_id == "S1"
+
+
+def test_of_two_equal_texts_the_one_nobody_took_is_sent_again(settings, plain_server):
+    settings.PROVIDERS = {"SMS": "twilio"}
+    settings.TWILIO_BASE_URL, settings.TWILIO_ACCOUNT_SID = plain_server.url, "AC1"
+    settings.TWILIO_AUTH_TOKEN, settings.TWILIO_FROM = "shh", "+15005550006"
+    reset_providers()
+    number = subscribe(type="SMS")
+    taken = []
+
+    def answer(request):
+        if request.method == "GET":
+            item = {"sid": "SM1", "status": "delivered", "to": number.token, "body": "Hello"}
+            return Reply(200, {"messages": [item]})
+        taken.append(request)
+        return DROP if len(taken) == 2 else Reply(201, {"sid": f"SM{len(taken)}", "status": "queued"})
+
+    plain_server.answer = answer
+    for _n in range(2):
+        message(number, body="Hello")
+    dispatch()
+    later = NOW + timedelta(minutes=2)
+    sweeping.run("messaging.resolve_unknown_attempts", now=later)
+    dispatch(later)
+    assert set(Message.objects.values_list("status", "provider_message_id")) == {
+        ("successful", "SM1"),
+        ("successful", "SM3"),
+    }
 
 
 def test_a_dead_service_of_two_stops_only_itself(nhn):
@@ -151,3 +179,29 @@ def test_a_provider_nobody_answers_for_is_tried_again_in_30_seconds(twilio, sett
     row = now_of(row)
     assert (row.status, row.failure_type) == ("errored", "network")
     assert row.next_attempt_at == NOW + timedelta(seconds=30)
+
+
+def test_a_country_that_is_not_enabled_holds_up_only_its_own_text(twilio):
+    def answer(request):
+        if request.form["To"].startswith("+1"):
+            return Reply(400, {"code": 21408, "message": "not enabled for the region"})
+        return Reply(201, {"sid": "SM1", "status": "queued"})
+
+    twilio.answer = answer
+    abroad = message(subscribe(type="SMS", token="+14155550123"))
+    at_home = message(subscribe(type="SMS", token="+821012345678"))
+    dispatch()
+    abroad = now_of(abroad)
+    assert (abroad.status, abroad.failure_type) == ("errored", "config")
+    assert abroad.next_attempt_at == NOW + timedelta(minutes=5)
+    assert now_of(at_home).status == "successful"
+    assert not ProviderCircuit.objects.exists()
+
+
+def test_an_answer_that_cannot_be_stored_leaves_the_others_recorded(carrier):
+    rows = [message(subscribe(type="SMS")) for _n in range(3)]
+    carrier.answer = lambda sent: Answer(
+        "accepted", provider_message_id="\ud800" if sent.message_id == rows[1].pk else "1"
+    )
+    assert sweeping.run("messaging.dispatch_due_messages", now=NOW)["counts"] == {"successful": 2, "error": 1}
+    assert [now_of(row).status for row in rows] == ["successful", "pending", "successful"]

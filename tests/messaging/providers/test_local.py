@@ -1,8 +1,10 @@
+import time
 from uuid import uuid4
 
 import pytest
 
 from messaging.providers import Outgoing, masked, provider_for, reset_providers
+from messaging.providers.answers import RAW_LENGTH
 from messaging.providers.local import Console
 
 
@@ -47,12 +49,13 @@ def test_a_provider_is_built_once(settings):
     assert provider_for("SMS") is provider_for("SMS")
 
 
-def test_the_console_tells_the_message_and_not_the_address(caplog):
-    [answer] = Console().send([outgoing(body="for t0ken-of-a-device")])
+def test_the_console_tells_of_the_message_but_neither_address_nor_content(caplog):
+    message = outgoing(body="for t0ken-of-a-device")
+    [answer] = Console().send([message])
     printed = caplog.text
     assert answer.outcome == "accepted"
-    assert "Hello" in printed
-    assert "t0ken-of-a-device" not in printed
+    assert str(message.message_id) in printed
+    assert "Hello" not in printed and "t0ken-of-a-device" not in printed
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,16 @@ def test_no_spelling_of_the_address_is_kept(token, echo):
     assert "1012345678" not in kept
     assert "example.com" not in kept
     assert "xxxx" not in kept
+
+
+@pytest.mark.parametrize("sign", ["x", "9", "["])
+def test_a_megabyte_without_a_blank_keeps_nobody_busy(sign):
+    started = time.monotonic()
+    assert masked(sign * 1_000_000, "+821012345678") == sign * RAW_LENGTH
+    assert time.monotonic() - started < 5
+
+
+def test_half_an_address_at_the_end_of_what_is_looked_at_is_not_kept():
+    token = "abcdefghij" * 16
+    kept = masked(token * 6 + "y" * 300 + token, token)
+    assert "abcdefghij" not in kept

@@ -1,4 +1,4 @@
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_an_alimtalk_names_template_and_parameters_and_switches_off_nhns_own_fai
     sent = alimtalk()
     answer = send_one(kakao, sent)
     assert summary(answer) == ACCEPTED
-    assert answer.provider_message_id == "R1:1"
+    assert answer.provider_message_id == "R1"
     [request] = plain_server.requests
     assert request.path == "/alimtalk/v2.3/appkeys/app/messages"
     assert request.headers["x-secret-key"] == "shh"
@@ -160,6 +160,21 @@ def test_an_unknown_alimtalk_is_looked_for_by_our_key(kakao, plain_server, alimt
     assert request.headers["x-secret-key"] == "shh"
 
 
+def test_an_alimtalk_made_weeks_ahead_is_looked_for_in_the_day_it_was_tried(kakao, plain_server, alimtalk):
+    sent = alimtalk(created_at=STARTED - timedelta(days=45))
+    plain_server.replies(found("kakao", sent.message_id, messageStatus="COMPLETED"))
+    kakao.query(sent.message_id, "", STARTED, sent)
+    assert plain_server.requests[0].query["startRequestDate"] == "2026-04-30 20:55:00"
+
+
+def test_a_listed_alimtalk_that_does_not_repeat_our_key_is_ours(kakao, plain_server, alimtalk):
+    """The list was asked for by the key; taking it for another's would send the message twice."""
+    item = {"requestId": "R9", "messageStatus": "COMPLETED", "resultCode": "1000"}
+    head = {"isSuccessful": True, "resultCode": 0, "resultMessage": "SUCCESS"}
+    plain_server.replies(Reply(200, {"header": head, "messageSearchResultResponse": {"messages": [item]}}))
+    assert kakao.query(alimtalk().message_id, "", STARTED).outcome == "accepted"
+
+
 def test_an_alimtalk_nobody_took_may_go_again(kakao, plain_server, alimtalk):
     plain_server.replies(nothing("kakao"))
     answer = kakao.query(alimtalk().message_id, "", STARTED)
@@ -176,7 +191,7 @@ def test_a_repeated_key_means_that_the_first_was_taken(kakao, plain_server, alim
     sent = alimtalk()
     plain_server.replies(kakao_reply(-1005), found("kakao", sent.message_id, messageStatus="READY"))
     answer = send_one(kakao, sent)
-    assert (answer.outcome, answer.provider_message_id) == ("accepted", "R9:2")
+    assert (answer.outcome, answer.provider_message_id) == ("accepted", "R9")
 
 
 def test_a_repeated_key_that_is_not_listed_yet_stays_unknown(kakao, plain_server, alimtalk, send_one):
@@ -224,10 +239,19 @@ def test_each_result_of_a_text(sms, plain_server, message, send_one, reply, expe
     assert answer.subscription_status == status
 
 
+@pytest.mark.parametrize("reply", [sms_reply(-2312), sms_reply(0, -2313)])
+def test_a_number_that_is_not_registered_is_its_senders_affair(sms, plain_server, message, send_one, reply):
+    plain_server.replies(reply)
+    answer = send_one(sms, message("sms", from_="+82215440000"))
+    assert (summary(answer), answer.error_reason) == (("rejected", "permanent", "sender"), "sender_rejected")
+    assert plain_server.requests[0].json["sendNo"] == "0215440000"
+    assert summary(send_one(sms, message("sms"))) == CONFIG
+
+
 def test_an_unknown_text_is_looked_for_among_short_and_long_ones(sms, plain_server, message):
     sent = message("sms")
     plain_server.replies(nothing("sms"), found("sms", sent.message_id, msgStatus="3", resultCode="1000"))
-    assert sms.query(sent.message_id, "", STARTED).provider_message_id == "R9:2"
+    assert sms.query(sent.message_id, "", STARTED).provider_message_id == "R9"
     assert [request.path.split("?")[0].rsplit("/")[-1] for request in plain_server.requests] == ["sms", "mms"]
 
 

@@ -4,7 +4,9 @@ import socket
 import ssl
 import threading
 from email import message_from_bytes
+from email.header import decode_header, make_header
 from email.policy import default
+from email.utils import parseaddr
 
 import pytest
 from aiosmtpd.controller import Controller
@@ -21,6 +23,7 @@ BOUNCE = ("rejected", "permanent", "recipient")
 OUTAGE = ("transient", "outage", "provider")
 LIMITED = ("rate_limited", "rate_limited", "sender")
 OUR_SENDER = ("config", "config", "sender")
+THEIR_SENDER = ("rejected", "permanent", "sender")
 
 
 class Mailbox:
@@ -29,7 +32,14 @@ class Mailbox:
     def __init__(self):
         self.mails = []
         self.sessions = set()
-        self.rcpt = self.data = None
+        self.mail = self.rcpt = self.data = None
+
+    async def handle_MAIL(self, server, session, envelope, address, options):
+        if self.mail and (refusal := self.mail(address)):
+            return refusal
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 2.1.0 OK"
 
     async def handle_RCPT(self, server, session, envelope, address, options):
         if self.rcpt:
@@ -111,6 +121,29 @@ def test_a_mail_arrives_with_html_text_and_our_id(smtp, message, send_one):
     assert "here (https://x.example/a?b=1&c=2)" in text
     assert "p{}" not in text
     assert not [part.defects for part in mail.walk() if part.defects]
+
+
+@pytest.mark.parametrize(
+    ("own", "envelope", "name"),
+    [
+        ('"김영희 \\"지원\\" (주)" <help@shop.example>', "help@shop.example", '김영희 "지원" (주)'),
+        ('"Kim, Young-Hee" <help@shop.example>', "help@shop.example", "Kim, Young-Hee"),
+        ("help@shop.example", "help@shop.example", ""),
+        ('"가게" <help@가게.example>', "help@" + "가게.example".encode("idna").decode(), "가게"),
+        (f'"{"가나다라 " * 20}" <help@shop.example>', "help@shop.example", ("가나다라 " * 20).strip()),
+    ],
+)
+def test_a_message_may_bring_its_own_from(smtp, message, send_one, own, envelope, name):
+    mailbox, provider = smtp()
+    sent = message("email", from_=own)
+    answer = send_one(provider, sent)
+    assert (summary(answer), answer.provider_message_id.partition("@")[0]) == (ACCEPTED, str(sent.message_id))
+    assert mailbox.mails[0].mail_from == envelope
+    raw = message_from_bytes(mailbox.mails[0].content)["From"]
+    assert max(map(len, raw.split("\n"))) < 900
+    assert all(len(word) <= 75 for word in raw.split() if word.startswith("=?"))
+    shown, address = parseaddr(raw)
+    assert (str(make_header(decode_header(shown))).strip(), address) == (name, envelope)
 
 
 @pytest.mark.parametrize("body", ["한글 본문 " * 300, "x" * 3000, ".starts\n..and goes on with dots", "a\r\nb\rc\nd"])
@@ -247,6 +280,39 @@ def test_an_address_beyond_ascii(smtp, message, send_one):
     mailbox, provider = smtp()
     assert summary(send_one(provider, message("email", token="김@예시.example"))) == ACCEPTED
     assert mailbox.mails[0].rcpt_tos == ["김@" + "예시.example".encode("idna").decode()]
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "stage", "expected"),
+    [
+        (550, b"no", "mail", "sender_rejected"),
+        (553, b"5.1.8 bad sender", "mail", "sender_rejected"),
+        (553, b"5.1.7 bad sender", "rcpt", "sender_rejected"),
+        (553, b"5.7.1 not owned by user", "rcpt", "sender_rejected"),
+        (550, b"5.7.60 no permission to send as this sender", "content", "sender_rejected"),
+        (550, b"5.7.1 spam", "content", "policy"),
+        (550, b"5.1.1 unknown", "rcpt", "hard_bounce"),
+        (451, b"4.1.8 try later", "mail", "outage"),
+        (452, b"4.7.1 slower", "mail", "rate_limited"),
+        (550, b"5.4.5 daily quota", "mail", "rate_limited"),
+        (503, b"5.5.1 log in first", "mail", "policy"),
+        (530, b"5.7.0 authenticate", "mail", "config"),
+        (535, b"5.7.8 bad login", "auth", "config"),
+    ],
+)
+def test_only_the_from_a_message_brought_is_blamed_on_its_sender(code, text, stage, expected):
+    answer = classify(code, text, stage, own_from=True)
+    assert answer.error_reason == expected
+    if expected == "sender_rejected":
+        assert (*summary(answer), answer.subscription_status, answer.suppress_reason) == (*THEIR_SENDER, None, "")
+        assert classify(code, text, stage).error_reason != expected
+
+
+@pytest.mark.parametrize("own", ["nobody", '"x\r\nBcc: e@x.example" <a@b.example>', '"x" <>'])
+def test_a_from_that_is_none_is_never_an_empty_envelope(smtp, message, send_one, own):
+    mailbox, provider = smtp()
+    assert summary(send_one(provider, message("email", from_=own)))[0] == "rejected"
+    assert mailbox.mails == []
 
 
 class ScriptedServer:

@@ -38,6 +38,15 @@ def solapi(settings, plain_server):
     return provider_for("SMS")
 
 
+@pytest.mark.parametrize("reply", [failed("1062"), Reply(400, {"errorCode": "2062"})])
+def test_a_number_that_is_not_registered_is_its_senders_affair(solapi, plain_server, message, send_one, reply):
+    plain_server.replies(reply)
+    answer = send_one(solapi, message("sms", from_="+82215440000"))
+    assert (summary(answer), answer.error_reason) == (("rejected", "permanent", "sender"), "sender_rejected")
+    assert plain_server.requests[0].json["messages"][0]["from"] == "0215440000"
+    assert summary(send_one(solapi, message("sms"))) == ("config", "config", "sender")
+
+
 def test_every_request_is_signed_anew(solapi, plain_server, message):
     solapi.send([message("sms"), message("sms")])
     salts = set()
@@ -104,6 +113,8 @@ def test_an_alimtalk_switches_off_solapis_own_failover(solapi, plain_server, mes
         (Reply(400, {"errorCode": "ValidationError"}), ("rejected", "permanent", "message"), None, False),
         (Reply(403, {"errorCode": "SignatureDoesNotMatch"}), CONFIG, None, False),
         (Reply(401, {}), CONFIG, None, False),
+        (Reply(400, {"errorCode": "InvalidAPIKey"}), CONFIG, None, False),
+        (Reply(400, {"errorCode": "X", "failedMessageList": [{"statusCode": "3104"}]}), GONE, -60, True),
         (Reply(429, {"errorCode": "TooManyRequests"}, {"Retry-After": "9"}), LIMITED, None, False),
         (Reply(500, {"errorCode": "InternalError"}), OUTAGE, None, False),
         (Reply(200, {"hello": 1}), UNKNOWN, None, False),

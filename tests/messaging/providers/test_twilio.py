@@ -43,6 +43,25 @@ def test_a_text_is_posted_as_a_form_with_basic_auth(twilio, plain_server, messag
     }  # fmt: skip
 
 
+def test_a_message_may_bring_its_own_number(twilio, plain_server, message, send_one):
+    send_one(twilio, message("sms", from_="+15005550009"))
+    assert plain_server.requests[0].form["From"] == "+15005550009"
+
+
+@pytest.mark.parametrize("code", [21212, 21603, 21606, 21659, 21660])
+def test_a_number_that_is_not_ours_is_its_senders_affair(twilio, plain_server, message, send_one, code):
+    plain_server.replies(refusal(400, code))
+    answer = send_one(twilio, message("sms", from_="+15005550009"))
+    assert summary(answer) == ("rejected", "permanent", "sender")
+    assert (answer.code, answer.error_reason, answer.subscription_status) == (str(code), "sender_rejected", None)
+    assert summary(send_one(twilio, message("sms"))) == CONFIG
+
+
+def test_a_wrong_token_is_nobodys_number(twilio, plain_server, message, send_one):
+    plain_server.replies(refusal(401, 20003))
+    assert summary(send_one(twilio, message("sms", from_="+15005550009"))) == CONFIG
+
+
 def test_a_messaging_service_is_named_as_such(settings, twilio, plain_server, message, send_one):
     settings.TWILIO_FROM = "MG1"
     send_one(twilio, message("sms"))
@@ -70,7 +89,8 @@ def test_connections_are_reused(twilio, plain_server, message):
         (refusal(400, 20003), CONFIG, None, ""),
         (refusal(404, 20404), CONFIG, None, ""),
         (refusal(400, 21606), CONFIG, None, ""),
-        (refusal(400, 21608), CONFIG, None, ""),
+        (refusal(400, 21608), ("config", "config", "message"), None, ""),
+        (refusal(400, 21408), ("config", "config", "message"), None, ""),
         (refusal(429, 20429), LIMITED, None, ""),
         (refusal(400, 21611), LIMITED, None, ""),
         (refusal(400, 99999), ("rejected", "permanent", "message"), None, ""),
@@ -173,6 +193,17 @@ def test_an_unknown_text_is_looked_for_by_number_words_and_time(twilio, plain_se
     assert plain_server.requests[0].query["To"] == NUMBER
     if outcome == "transient":
         assert (answer.failure_type, answer.code) == ("network", "not_found")
+
+
+def test_another_messages_text_is_not_taken_for_ours(twilio, plain_server, message):
+    plain_server.replies(Reply(200, {"messages": [listed()]}))
+    assert twilio.query(SOME_ID, "", STARTED, message("sms", others=frozenset({"SM7"}))).code == "not_found"
+
+
+def test_a_text_heard_by_an_earlier_attempt_is_found(twilio, plain_server, message):
+    plain_server.replies(Reply(200, {"messages": [listed()]}))
+    later = STARTED + timedelta(hours=2)
+    assert twilio.query(SOME_ID, "", later, message("sms", created_at=STARTED)).outcome == "accepted"
 
 
 def test_a_known_text_is_asked_for_by_its_sid(twilio, plain_server):
