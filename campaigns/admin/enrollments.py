@@ -15,7 +15,7 @@ from campaigns.admin.verbs import each
 from campaigns.models import Enrollment, Execution, Reply, Sender, Sequence
 from campaigns.services import enrollments
 from campaigns.services.explaining import explain
-from config.console import ConsoleAdmin, Entry, badge, confirmed_action
+from config.console import ConsoleAdmin, Entry, badge, can_become, confirmed_action
 from config.models import Decision
 
 EXECUTION_COLOURS = {
@@ -53,10 +53,11 @@ def named(rows: models.QuerySet[Any]) -> Iterable[str]:
     return (f"{row} · {row.get_status_display()}" for row in rows)
 
 
-def action(title: Any, name: str, icon: str, act: Any, done: str, danger: bool = False) -> Any:
-    permissions = ["campaigns.change_enrollment"]
-    run = each(act, done)
-    return confirmed_action(title, named, run, permissions=permissions, name=name, icon=icon, danger=danger)
+def action(title: Any, name: str, icon: str, act: Any, done: str, becomes: str, danger: bool = False) -> Any:
+    return confirmed_action(
+        title, named, each(act, done), permissions=["campaigns.change_enrollment"], name=name, icon=icon, danger=danger,
+        when=can_become(becomes),
+    )  # fmt: skip
 
 
 @admin.register(Enrollment)
@@ -79,15 +80,15 @@ class EnrollmentAdmin(ConsoleAdmin):
     actions = (
         action(
             _("Pause"), "pause", "pause",
-            lambda pk, user: enrollments.pause_enrollment(pk, timezone.now(), resume_at=None), "paused",
+            lambda pk, user: enrollments.pause_enrollment(pk, timezone.now(), resume_at=None), "paused", "paused",
         ),
         action(
             _("Resume"), "resume", "play_arrow",
-            lambda pk, user: enrollments.resume_enrollment(pk, timezone.now()), "resumed",
+            lambda pk, user: enrollments.resume_enrollment(pk, timezone.now()), "resumed", "active",
         ),
         action(
             _("Stop"), "stop", "stop", lambda pk, user: enrollments.stop_enrollment(pk, timezone.now()), "stopped",
-            danger=True,
+            "stopped", danger=True,
         ),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ WORDS: dict[str, Any] = {
     "forward": _("Nothing was left to do or to wait for."),
     "follow": _("The outcome of the message became the outcome of the step."),
     "advance": _("The lead went on to the next step, or to the end."),
+    "sender": _("The provider does not take the sender's address: it sends no more until somebody activates it."),
     "send": _("Steps whose time had come were taken for sending."),
     "reply": _("An answer came, and what was still planned for the lead was dropped."),
     "ended": _("Ended by a person; what was still planned was dropped."),

@@ -13,16 +13,21 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
+from unfold.admin import StackedInline, TabularInline
 from unfold.contrib.filters.admin import DropdownFilter
 
+from campaigns.admin.forms import SequenceForm, StepForm, StepFormSet
+from campaigns.admin.importing import IMPORT
 from campaigns.admin.rules import WORDS
 from campaigns.admin.verbs import each
-from campaigns.models import EFFECTIVE_DUE, DisplayState, Execution, Sequence, Step
+from campaigns.models import EFFECTIVE_DUE, DisplayState, Execution, Sender, Sequence, SequenceSender, Step
 from campaigns.services import reconciling, sequences, statistics
 from campaigns.services.completion import display_until, next_tick
-from config.console import ConsoleAdmin, badge, columns, confirmed_action, stacked
+from config.console import ServiceAdmin, badge, can_become, columns, confirmed_action, stacked
+from config.console.panels import age
 
 COLOURS = {
     "draft": "",
@@ -92,6 +97,16 @@ def gated(verb: Any) -> Any:
 
 ACTIONS = (
     confirmed_action(
+        _("Activate"),
+        named,
+        each(gated(sequences.activate_sequence), "activated"),
+        needs_reason=False,
+        permissions=["campaigns.change_sequence"],
+        name="activate",
+        icon="rocket_launch",
+        when=lambda row: row.status in ("draft", "ready"),
+    ),
+    confirmed_action(
         _("Reconcile now"),
         named,
         each(lambda pk, user: reconciling.reconcile_sequence(pk, timezone.now()), "reconciled"),
@@ -99,6 +114,7 @@ ACTIONS = (
         permissions=["campaigns.change_sequence"],
         name="reconcile_now",
         icon="sync",
+        when=lambda row: row.status in Sequence.RECONCILABLE,
     ),
     confirmed_action(
         _("Skip stale steps"),
@@ -108,6 +124,7 @@ ACTIONS = (
         name="skip_stale",
         icon="hourglass_disabled",
         danger=True,
+        when=lambda row: row.has_pending_work and row.status in Sequence.RECONCILABLE,
     ),
     confirmed_action(
         _("Pause"),
@@ -116,6 +133,7 @@ ACTIONS = (
         permissions=["campaigns.change_sequence"],
         name="pause",
         icon="pause",
+        when=can_become("paused"),
     ),
     confirmed_action(
         _("Resume"),
@@ -124,6 +142,7 @@ ACTIONS = (
         permissions=["campaigns.change_sequence"],
         name="resume",
         icon="play_arrow",
+        when=lambda row: row.status == "paused",
     ),
     confirmed_action(
         _("Force completion"),
@@ -133,6 +152,7 @@ ACTIONS = (
         name="force_complete",
         icon="done_all",
         danger=True,
+        when=can_become("completed"),
     ),
     confirmed_action(
         _("Reactivate"),
@@ -141,6 +161,17 @@ ACTIONS = (
         permissions=["campaigns.reactivate_sequence"],
         name="reactivate",
         icon="restart_alt",
+        when=lambda row: row.status == "completed",
+    ),
+    confirmed_action(
+        _("Archive"),
+        named,
+        each(lambda pk, user: sequences.archive_sequence(pk, timezone.now()), "archived"),
+        permissions=["campaigns.change_sequence"],
+        name="archive",
+        icon="archive",
+        danger=True,
+        when=can_become("archived"),
     ),
     confirmed_action(
         _("Clone"),
@@ -154,9 +185,41 @@ ACTIONS = (
 )
 
 
+class PoolInline(TabularInline):
+    model = SequenceSender
+    verbose_name, verbose_name_plural = _("sender"), _("senders")
+    fields = ("position", "sender")
+    ordering = ("position",)
+    extra = 0
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """A table's heading is no label: each input carries its own."""
+        if db_field.name == "sender":
+            kwargs["queryset"] = Sender.objects.filter(deleted_at=None).order_by("address")
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None:
+            getattr(field.widget, "widget", field.widget).attrs["aria-label"] = capfirst(db_field.verbose_name)
+        return field
+
+
+class StepInline(StackedInline):
+    model = Step
+    form, formset = StepForm, StepFormSet
+    fields = (("position", "channel"), ("delay_seconds", "stale_policy"), "subject", "body")
+    extra = 0
+
+    def get_extra(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> int:
+        return 0 if obj else 1
+
+    def get_queryset(self, request: HttpRequest) -> models.QuerySet[Step]:
+        return Step.objects.standing()
+
+
 @admin.register(Sequence)
-class SequenceAdmin(ConsoleAdmin):
-    icon, menu_order, read_only = "campaign", 10, True
+class SequenceAdmin(ServiceAdmin):
+    icon, menu_order = "campaign", 10
+    form = SequenceForm
+    inlines = (PoolInline, StepInline)
     state_colours, rule_words = COLOURS, WORDS
     list_display = (
         "name", "state", "progress", "has_pending_work", "waiting_count", "sent_count", "failed_count",
@@ -175,9 +238,14 @@ class SequenceAdmin(ConsoleAdmin):
         (
             None,
             {
+                "fields": (("name", "application"), ("kind",), ("harvest_days", "stale_after_multiplier")),
+            },
+        ),
+        (
+            _("State"),
+            {
                 "fields": (
-                    ("name", "application"), ("kind", "status"), ("has_pending_work", "pending_work_changed_at"),
-                    ("activated_at", "completed_at"), ("harvest_days", "stale_after_multiplier"),
+                    ("status", "has_pending_work", "pending_work_changed_at"), ("activated_at", "completed_at"),
                 )
             },
         ),
@@ -192,8 +260,49 @@ class SequenceAdmin(ConsoleAdmin):
         ),
     )  # fmt: skip
 
+    readonly_fields = (
+        "has_pending_work", "pending_work_changed_at", "activated_at", "completed_at", "total_count", "sent_count",
+        "failed_count", "skipped_count", "waiting_count", "enrollments_count",
+    )  # fmt: skip
+
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
         return Sequence.objects.with_display(timezone.now())
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        found = super().get_fieldsets(request, obj)
+        return found if obj else found[:1]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        return [*super().get_readonly_fields(request, obj), *(["application"] if obj else [])]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_change_permission(request, obj) and (obj is None or obj.status != "archived")
+
+    def links_for(self, request: HttpRequest, obj: Sequence) -> list[dict[str, Any]]:
+        if obj.status not in Sequence.ENROLLABLE or not request.user.has_perms(IMPORT):  # type: ignore[union-attr]
+            return []
+        return [
+            {"title": _("Enroll leads…"), "url": f"{reverse('admin:campaigns_lead_import_leads')}?sequence={obj.pk}"}
+        ]
+
+    # --- writing: by the services, behind the gate of locks
+
+    def create(self, request: HttpRequest, fields: dict[str, Any]) -> Sequence:
+        return sequences.create_sequence(fields.pop("application"), fields)
+
+    def change(self, request: HttpRequest, obj: Sequence, changes: dict[str, Any]) -> None:
+        sequences.change_sequence(obj.pk, changes, sequences.Pass(actor=request.user))
+
+    def remove(self, request: HttpRequest, obj: Sequence) -> None:
+        sequences.delete_sequence(obj.pk, sequences.Pass(actor=request.user))
+
+    def save_formset(self, request: HttpRequest, form: Any, formset: Any, change: bool) -> None:
+        shown = sequences.Pass(actor=request.user)
+        formset.new_objects, formset.changed_objects, formset.deleted_objects = [], [], []
+        if formset.model is Step:
+            save_steps(form.instance, formset, shown)
+        elif formset.has_changed():
+            save_pool(form.instance, formset, shown)
 
     @admin.display(description=_("progress"))
     def progress(self, row: Sequence) -> SafeString | str:
@@ -207,7 +316,7 @@ class SequenceAdmin(ConsoleAdmin):
         if row.status not in Sequence.RECONCILABLE:
             return "–"
         left = next_tick(timezone.now()) - timezone.now()
-        return _now("in %(seconds)s s") % {"seconds": int(left.total_seconds())}
+        return _now("in %(time)s") % {"time": age(timezone.now(), timezone.now() + left)}
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         counts = dict(Sequence.objects.order_by().values_list("status").annotate(n=Count("pk")))
@@ -232,6 +341,31 @@ class SequenceAdmin(ConsoleAdmin):
                 enrollments_url=f"{reverse('admin:campaigns_enrollment_changelist')}?sequence__id__exact={obj.pk}",
             )
         return super().render_change_form(request, context, *args, **kwargs)
+
+
+def save_steps(sequence: Sequence, formset: Any, shown: sequences.Pass) -> None:
+    for form in formset.deleted_forms:
+        if not form.instance._state.adding:
+            sequences.remove_step(sequence.pk, form.instance.pk, shown, timezone.now())
+            formset.deleted_objects.append(form.instance)
+    for form in formset.forms:
+        if form in formset.deleted_forms or not form.has_changed():
+            continue
+        given = {name: form.cleaned_data[name] for name in form.fields if name in StepForm.Meta.fields}
+        if form.instance._state.adding:
+            formset.new_objects.append(sequences.add_step(sequence.pk, given, shown))
+        else:
+            changes = {name: given[name] for name in form.changed_data if name in given}
+            sequences.change_step(sequence.pk, form.instance.pk, changes, shown)
+            formset.changed_objects.append((form.instance, form.changed_data))
+
+
+def save_pool(sequence: Sequence, formset: Any, shown: sequences.Pass) -> None:
+    kept = [form for form in formset.forms if form not in formset.deleted_forms and form.cleaned_data.get("sender")]
+    kept.sort(key=lambda form: form.cleaned_data.get("position") or len(kept))
+    senders = [form.cleaned_data["sender"] for form in kept]
+    sequences.change_sequence(sequence.pk, {}, shown, sender_ids=[sender.pk for sender in senders])
+    formset.new_objects = [form.instance for form in kept if form.instance._state.adding]
 
 
 def upcoming(sequence: Sequence, now: datetime) -> list[tuple[datetime, int]]:

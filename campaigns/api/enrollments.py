@@ -16,6 +16,7 @@ from campaigns.services.explaining import explain
 from config.rest import (
     IdempotentMixin,
     JSONObject,
+    Moment,
     StrictModelSerializer,
     StrictSerializer,
     TenantQuerysetMixin,
@@ -42,7 +43,7 @@ class EnrollmentSerializer(StrictModelSerializer):
 
 
 class PauseSerializer(StrictSerializer):
-    resume_at = serializers.DateTimeField(required=False, allow_null=True)
+    resume_at = Moment(required=False, allow_null=True)
     reason = serializers.CharField(required=False, max_length=200)
 
 
@@ -176,17 +177,27 @@ class References(serializers.Field[Any, Any, Any, Any]):
         return value
 
 
+class OurMessage(serializers.UUIDField):
+    """The id of the message, or the Message-ID it went out with."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        text = data.strip() if isinstance(data, str) else data
+        if isinstance(text, str) and "@" in text:
+            text = text.removeprefix("<").partition("@")[0]
+        return super().to_internal_value(text)
+
+
 class IncomingSerializer(StrictSerializer):
     enrollment_id = serializers.UUIDField(required=False)
-    message_id = serializers.UUIDField(required=False)
+    message_id = OurMessage(required=False)
     in_reply_to = serializers.CharField(required=False, max_length=2000)
     references = References(required=False)
     kind = serializers.ChoiceField(choices=Reply.Kind.choices, required=False)
     text = serializers.CharField(allow_blank=True, max_length=TEXT, trim_whitespace=False, required=False, default="")
     subject = serializers.CharField(required=False, allow_blank=True, max_length=998)
     headers = JSONObject(required=False)
-    received_at = serializers.DateTimeField(required=False)
-    ooo_until = serializers.DateTimeField(required=False)
+    received_at = Moment(required=False)
+    ooo_until = Moment(required=False)
     external_id = serializers.CharField(required=False, max_length=255)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +232,7 @@ class ReplyViewSet(
     serializer_class = ReplySerializer
     filterset_class = ReplyFilters
     tenant_path = "enrollment__sequence__application"
-    ordering_fields = ["received_at"]
+    ordering_fields = ["received_at", "created_at"]
 
     @extend_schema(request=IncomingSerializer, responses={201: ReplySerializer, 200: ReplySerializer})
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:

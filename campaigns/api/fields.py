@@ -1,6 +1,9 @@
 """What the endpoints of campaigns share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.utils.translation import gettext as _
@@ -8,6 +11,7 @@ from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 
+from campaigns.services import sequences
 from config.errors import Invalid
 from config.rest import SEE_ALL_TENANTS
 from messaging.models import Application
@@ -51,6 +55,16 @@ def refuse_changes(data: Any, *names: str) -> None:
         raise ValidationError(
             {name: serializers.ErrorDetail(_("This cannot be changed."), "read_only") for name in fixed}
         )
+
+
+@contextmanager
+def behind_gate(sequence_id: UUID, shown: sequences.Pass, *, always: bool = False) -> Iterator[None]:
+    """Around the judging of a body: a write that the gate refuses is refused by the gate, whatever it says."""
+    try:
+        yield
+    except ValidationError:
+        sequences.ask_gate(sequence_id, shown, always=always)
+        raise
 
 
 def flat_errors(detail: Any, attr: str | None = None) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ class BulkLeadSerializer(LeadSerializer):
 
 class BulkLeadsSerializer(StrictSerializer):
     application = serializers.CharField(required=False, max_length=64)
-    leads = serializers.ListField(child=serializers.JSONField(), min_length=1, max_length=BULK)
+    leads = serializers.ListField(child=serializers.JSONField(allow_null=True), min_length=1, max_length=BULK)
 
 
 class BulkLeadResult(serializers.Serializer[Any]):

@@ -63,8 +63,8 @@ class SenderSerializer(StrictModelSerializer):
         if (opens is None) != (closes is None):
             missing = "window_from" if opens is None else "window_to"
             raise serializers.ValidationError({missing: _("A window has a beginning and an end.")})
-        if opens is not None and closes is not None and opens >= closes:
-            raise serializers.ValidationError({"window_to": _("The window ends after it begins.")})
+        if opens is not None and opens == closes and {"window_from", "window_to"} & set(attrs):
+            raise serializers.ValidationError({"window_to": _("The window cannot end when it begins.")})
         return attrs
 
 

@@ -1,4 +1,5 @@
 from typing import Any
+from uuid import UUID
 
 from django.db.models import Prefetch
 from django.utils import timezone
@@ -11,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ModelViewSet
 
-from campaigns.api.fields import METHODS, ApplicationSlug, application_for, integer, refuse_changes
+from campaigns.api.fields import METHODS, ApplicationSlug, application_for, behind_gate, integer, refuse_changes
 from campaigns.api.steps import StepSerializer
 from campaigns.models import DisplayState, Lead, Sequence, SequenceSender, Step
 from campaigns.services import enrolling, reconciling, sequences, statistics
@@ -26,9 +27,11 @@ from config.rest import (
     idempotent,
     transition_responses,
 )
-from locks.api.gate import gate_headers
+from locks.api.gate import gate_headers, gated
 
 MANY = 1000
+# django-filter's own boolean takes what it cannot read for "not asked" and answers with everything.
+YES_OR_NO = [(text, text) for text in ("true", "false", "True", "False")]
 
 
 class CountersSerializer(serializers.Serializer[Any]):
@@ -159,7 +162,7 @@ class TestSentSerializer(serializers.Serializer[Any]):
 class SequenceFilters(filters.FilterSet):
     status = filters.ChoiceFilter(choices=Sequence.Status.choices)
     display_state = filters.ChoiceFilter(choices=DisplayState.choices)
-    has_pending_work = filters.BooleanFilter()
+    has_pending_work = filters.TypedChoiceFilter(choices=YES_OR_NO, coerce=lambda text: text.lower() == "true")
     sender_id = filters.UUIDFilter(field_name="pool__sender_id")
     lead_id = filters.UUIDFilter(field_name="enrollments__lead_id")
 
@@ -214,16 +217,23 @@ class SequenceViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelVie
         """The row as it is now; one made for an application of which the client sees nothing is still its own."""
         return self.get_queryset().get(pk=pk)
 
-    @extend_schema(request=ChangeSequenceSerializer, responses=transition_responses(SequenceSerializer))
+    def gated_object(self) -> Any:
+        """As bare_object, of a verb that passes the gate whatever the status."""
+        with behind_gate(UUID(self.kwargs["pk"]), shown(self.request), always=True):
+            return self.bare_object()
+
+    @gated(200, SequenceSerializer, request=ChangeSequenceSerializer)
     def partial_update(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         row = self.get_object()
-        refuse_changes(request.data, "application", "steps")
         body = ChangeSequenceSerializer(row, data=request.data, partial=True)
-        body.is_valid(raise_exception=True)
+        with behind_gate(row.pk, shown(request)):
+            refuse_changes(request.data, "application", "steps")
+            body.is_valid(raise_exception=True)
         changes = dict(body.validated_data)
         sequences.change_sequence(row.pk, changes, shown(request), sender_ids=changes.pop("sender_ids", None))
         return self.row(row.pk)
 
+    @gated(204)
     def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         sequences.delete_sequence(self.get_object().pk, shown(request))
         return Response(status=204)
@@ -243,10 +253,10 @@ class SequenceViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelVie
     def mark_ready(self, request: Request, **kwargs: Any) -> Response:
         return self.row(sequences.mark_sequence_ready(self.bare_object().pk).pk)
 
-    @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
+    @gated(200, SequenceSerializer, request=None)
     @action(detail=True, methods=["post"])
     def activate(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.activate_sequence(self.bare_object().pk, shown(request), self.now).pk)
+        return self.row(sequences.activate_sequence(self.gated_object().pk, shown(request), self.now).pk)
 
     @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
     @action(detail=True, methods=["post"])
@@ -268,10 +278,10 @@ class SequenceViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelVie
     def archive(self, request: Request, **kwargs: Any) -> Response:
         return self.row(sequences.archive_sequence(self.bare_object().pk, self.now).pk)
 
-    @extend_schema(request=None, responses=transition_responses(SequenceSerializer))
+    @gated(200, SequenceSerializer, request=None)
     @action(detail=True, methods=["post"])
     def reactivate(self, request: Request, **kwargs: Any) -> Response:
-        return self.row(sequences.reactivate_sequence(self.bare_object().pk, shown(request), self.now).pk)
+        return self.row(sequences.reactivate_sequence(self.gated_object().pk, shown(request), self.now).pk)
 
     @extend_schema(request=EnrollSerializer, responses=EnrolledResults)
     @action(detail=True, methods=["post"])

@@ -2,18 +2,17 @@ from typing import Any
 
 from django.http import Http404
 from django.utils import timezone
-from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ModelViewSet
 
-from campaigns.api.fields import METHODS, integer
+from campaigns.api.fields import METHODS, behind_gate, integer
 from campaigns.models import Sequence, Step
 from campaigns.services import sequences
 from config.rest import IdempotentMixin, StrictModelSerializer, TenantQuerysetMixin, UUIDLookup
 from config.rest.access import is_uuid
-from locks.api.gate import gate_headers
+from locks.api.gate import gate_headers, gated
 
 BODY = 100_000
 LONGEST_DELAY = 366 * 86400
@@ -54,20 +53,24 @@ class StepViewSet(TenantQuerysetMixin, UUIDLookup, IdempotentMixin, ModelViewSet
     def shown(self) -> sequences.Pass:
         return sequences.Pass(actor=self.request.user, **gate_headers(self.request))
 
+    @gated(201, StepSerializer, request=StepSerializer)
     def create(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         body = self.get_serializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        with behind_gate(self.kwargs["sequence_id"], self.shown()):
+            body.is_valid(raise_exception=True)
         step = sequences.add_step(self.kwargs["sequence_id"], body.validated_data, self.shown())
         return Response(self.get_serializer(step).data, status=201)
 
-    @extend_schema(request=StepSerializer, responses=StepSerializer)
+    @gated(200, StepSerializer, request=StepSerializer)
     def partial_update(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         step = self.get_object()
         body = self.get_serializer(step, data=request.data, partial=True)
-        body.is_valid(raise_exception=True)
+        with behind_gate(step.sequence_id, self.shown()):
+            body.is_valid(raise_exception=True)
         sequences.change_step(self.kwargs["sequence_id"], step.pk, body.validated_data, self.shown())
         return Response(self.get_serializer(self.get_object()).data)
 
+    @gated(204)
     def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         step = self.get_object()
         sequences.remove_step(self.kwargs["sequence_id"], step.pk, self.shown(), timezone.now())

@@ -4,6 +4,7 @@ from typing import Any
 from django.db import models
 from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Greatest
+from django.db.models.lookups import IsNull
 from django.utils.translation import gettext_lazy as _
 from django_fsm import transition
 
@@ -21,6 +22,8 @@ EFFECTIVE_DUE = Coalesce("deferred_until", "scheduled_at")
 STRANDED_AFTER = timedelta(minutes=10)
 STUCK_AFTER = timedelta(minutes=30)
 QUEUED = ("pending", "deferred")
+# Over rows with `due_at` and `stale_before`.
+TOO_LATE = Q(step__stale_policy="skip", due_at__lt=F("stale_before"))
 
 
 class SkipReason(models.TextChoices):
@@ -70,12 +73,12 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
 
     def stale(self, now: datetime) -> Any:
         """Forgotten for longer than harvest_days × N; a step that may be sent late never is."""
-        return (
-            self.queued()
-            .with_due()
-            .alias(stale_before=stale_before(now))
-            .filter(step__stale_policy="skip", due_at__lt=F("stale_before"))
-        )
+        return self.queued().with_due().alias(stale_before=stale_before(now)).filter(TOO_LATE)
+
+    def fresh(self, now: datetime) -> Any:
+        """Unfinished, and not stale."""
+        unfinished = self.filter(status__in=UNFINISHED).with_due().alias(stale_before=stale_before(now))
+        return unfinished.filter(Q(status="processing") | ~TOO_LATE)
 
     def stranded(self, now: datetime) -> Any:
         return self.due(now - STRANDED_AFTER)
@@ -105,7 +108,7 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
             .annotate(unmanned=~Exists(healthy), stale_before=stale_before(now))
             .annotate(
                 late=Case(
-                    When(step__stale_policy="skip", due_at__lt=F("stale_before"), then=Value(True)),
+                    When(TOO_LATE, then=Value(True)),
                     default=Value(False),
                 )
             )
@@ -221,10 +224,11 @@ class Execution(models.Model):
             models.Index(
                 fields=["processing_started_at"], name="executions_processing", condition=Q(status="processing")
             ),
+            # What a sender's allowance and gap are counted from.
             models.Index(
-                fields=["processing_started_at"],
+                Coalesce("processing_started_at", "executed_at"),
                 name="executions_claimed",
-                condition=Q(processing_started_at__isnull=False),
+                condition=Q(IsNull(Coalesce("processing_started_at", "executed_at"), False)),
             ),
             models.Index(fields=["message"], name="executions_of_message", condition=Q(message__isnull=False)),
         ]

@@ -55,7 +55,8 @@ class Lead(models.Model):
         return self.name or self.email or self.phone or str(self.pk)
 
     def address(self, channel: str) -> str | None:
-        return getattr(self, SUBSCRIPTION_OF[channel][2])
+        """None also for a channel we do not have: a step written by hand may name any."""
+        return getattr(self, SUBSCRIPTION_OF[channel][2]) if channel in SUBSCRIPTION_OF else None
 
     def subscription_id(self, channel: str) -> Any:
-        return getattr(self, f"{SUBSCRIPTION_OF[channel][0]}_id")
+        return getattr(self, f"{SUBSCRIPTION_OF[channel][0]}_id") if channel in SUBSCRIPTION_OF else None

@@ -62,8 +62,6 @@ class Sender(models.Model):
     time_zone = models.CharField(_("time zone"), max_length=64, default="UTC", db_default="UTC")
     ramp_start = models.IntegerField(_("ramp-up: first day's limit"), null=True, blank=True)
     ramp_step = models.IntegerField(_("ramp-up: more per day"), null=True, blank=True)
-    # The earliest moment the gap lets the next message go.
-    next_slot_at = models.DateTimeField(_("next slot"), null=True, blank=True, editable=False)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True, editable=False)
     created_at = created()
 

@@ -4,13 +4,13 @@ from typing import Any
 from django.db import models
 from django.db.models import Case, Exists, ExpressionWrapper, F, Max, Min, OuterRef, Q, Subquery, Value, When
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Greatest, Now
+from django.db.models.functions import Greatest, Least, Now
 from django.utils.translation import gettext_lazy as _
 from django_fsm import transition
 
 from campaigns.models.keys import created, key
 from campaigns.models.senders import Sender
-from campaigns.triggers import COUNTED, TRUE_COUNTS, UNFINISHED, pending_work
+from campaigns.triggers import COUNTED, LIVE, TRUE_COUNTS, UNFINISHED, pending_work
 from config.statemachine import StateField, Swept, WaitsFor, state_triggers
 from messaging.models import Application
 from messaging.models.messages import Kind
@@ -21,11 +21,24 @@ JUST_ACTIVATED = timedelta(hours=24)
 STUCK_COMPLETION = timedelta(minutes=10)
 
 
+# What a person writes into the columns past the door's bounds must not carry a date out of the calendar: the statement
+# that meets such a row would fail for all the others.
+FEWEST, MOST = 1, 1000
+
+
+def bounded(column: str) -> str:
+    return f"least(greatest({column}, {FEWEST}), {MOST})"
+
+
+# The stale limit of the sequence `s`, for SQL written by hand.
+STALE_AFTER = f"{bounded('s.harvest_days')} * {bounded('s.stale_after_multiplier')} * interval '1 day'"
+
+
 def days(*names: str) -> ExpressionWrapper:
     """The product of the columns, as that many days."""
     product: Any = Value(DAY, output_field=models.DurationField())
     for name in names:
-        product = product * F(name)
+        product = product * Least(Greatest(F(name), FEWEST), MOST)
     return ExpressionWrapper(product, output_field=models.DurationField())
 
 
@@ -106,6 +119,13 @@ class SequenceQuerySet(models.QuerySet["Sequence"]):
     def contradictory(self) -> Any:
         """Completed, and yet there is work."""
         return self.filter(status="completed").with_work().filter(work=True)
+
+    def with_fresh_work(self, now: datetime) -> Any:
+        """`fresh`: not all of the pending work is stale."""
+        from campaigns.models.executions import Execution
+
+        fresh = Execution.objects.fresh(now).filter(enrollment__sequence=OuterRef("pk"), enrollment__status__in=LIVE)
+        return self.annotate(fresh=Exists(fresh))
 
     def miscounted(self) -> "SequenceQuerySet":
         """The stored counters do not add up, or are not what the rows say. One pass over all rows, where correlated
@@ -217,10 +237,6 @@ class Sequence(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def stale_after(self) -> timedelta:
-        return DAY * (self.harvest_days * self.stale_after_multiplier)
 
     @property
     def counters(self) -> dict[str, int]:

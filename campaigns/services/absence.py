@@ -18,6 +18,7 @@ BESIDE = 120
 MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 KOREAN_WEEKDAYS = "월화수목금토일"
+NEAR = {"오늘": 0, "today": 0, "내일": 1, "tomorrow": 1, "모레": 2}
 
 MONTH = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
@@ -25,46 +26,76 @@ MONTH = (
 )
 WEEKDAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs?)?|fri|sat(?:ur)?|sun)(?:day)?\b"
 DAY_NUMBER = r"(?P<d{n}>\d{{1,2}})(?:st|nd|rd|th)?"
-YEAR = r"(?:,?\s*(?P<y{n}>20\d\d))?"
+YEAR = r"(?:(?:,?\s*|-)(?P<y{n}>20\d\d))?"
 
 # The order matters: the first pattern that fits a place in the text wins.
-PATTERNS = [
+CERTAIN = [
     r"(?P<y1>20\d\d)\s*[-./년]\s*(?P<m1>\d{1,2})\s*[-./월]\s*(?P<d1>\d{1,2})\s*일?(?!\d)",
     r"(?P<m2>\d{1,2})\s*월\s*(?P<d2>\d{1,2})\s*일?(?:\s*[~–-]\s*(?P<e2>\d{1,2})\s*일)?(?!\d)",
     rf"{DAY_NUMBER.format(n=3)}(?:\s+of)?[\s-]+(?P<m3>{MONTH}){YEAR.format(n=3)}(?!\d)",
-    rf"(?P<m4>{MONTH})\s+{DAY_NUMBER.format(n=4)}(?:\s*(?:[~–-]|to|till?|until|through|thru)\s*(?P<e4>\d{{1,2}})(?:st|nd|rd|th)?\b)?{YEAR.format(n=4)}(?!\d)",
-    r"(?<![\d./-])(?P<a5>\d{1,2})(?P<sep5>[/.])(?P<b5>\d{1,2})(?:(?P=sep5)(?P<y5>20\d\d))?(?![\d/]|[.-]\d)",
+    rf"(?P<m4>{MONTH})[\s-]+{DAY_NUMBER.format(n=4)}(?:\s*(?:[~–-]|to|till?|until|through|thru)\s*(?P<e4>\d{{1,2}})(?:st|nd|rd|th)?\b)?{YEAR.format(n=4)}(?!\d)",
     r"(?<![\d월])(?P<d6>\d{1,2})\s*일(?=\s*(?:\([^)]{1,4}\)\s*)?(?:까지|부터|에?\s*(?:복귀|출근|돌아)))",
-    r"(?P<next7>다음\s*주\s*|next\s+)?(?:(?P<k7>[월화수목금토일])요일|\b(?P<w7>" + WEEKDAY + "))",
-    r"(?P<tomorrow>내일|\btomorrow\b)",
+]
+VAGUE = [
+    # 26.11.25, 11/25/26 or 25/11/26: which of the three is the year tells whether it makes a date that lies ahead.
+    r"(?<![\d./])(?P<q10>\d{1,2})(?P<sep10>[/.])\s?(?P<r10>\d{1,2})(?P=sep10)\s?(?P<s10>\d{1,2})(?!\d|[./]\d)",
+    # Not out of a longer number with dashes, such as a phone's; a range like 11/20-11/25 is two dates.
+    r"(?:(?<![\d./-])|(?<=[/.]\d-)|(?<=[/.]\d\d-)|(?<=[/.]\d{4}-))(?P<a5>\d{1,2})(?P<sep5>[/.])(?P<b5>\d{1,2})"
+    r"(?:(?P=sep5)(?P<y5>20\d\d)|\s*(?:~|(?<=/\d)-|(?<=/\d\d)-)\s*(?P<e5>\d{1,2})(?![\d./월시:-]))?"
+    r"(?![\d/]|\.\d|-\d(?!\d?[/.]\d))",
+    # The second half of 2026-11-20 ~ 11-25, or a Korean deadline: elsewhere 9-12 are hours.
+    r"(?:(?<=[~–])|(?<=[~–] )|(?<![\d./-])(?=\d{1,2}-\d{1,2}\s*(?:\([^)]{1,9}\)\s*)?(?:까지|부터|에?\s*복귀|~)))"
+    r"(?P<m11>\d{1,2})-(?P<d11>\d{1,2})(?![\d-])",
+    r"(?P<next7>다음\s*주\s*|차주\s*|next\s+)?(?:(?:this|coming)\s+)?(?:(?P<k7>[월화수목금토일])요일|\b(?P<w7>"
+    + WEEKDAY
+    + "))",
+    r"(?P<near>오늘|내일|모레|\btoday\b|\btomorrow\b)",
     r"\b(?P<d9>\d{1,2})(?:st|nd|rd|th)\b",
 ]
-MENTION = re.compile("|".join(f"(?P<p{n}>{pattern})" for n, pattern in enumerate(PATTERNS, 1)), re.IGNORECASE)
+MENTION = re.compile(f"{'|'.join(CERTAIN)}|(?P<vague>{'|'.join(VAGUE)})", re.IGNORECASE)
+
+# What may stand between a date and the word that tells its role: the weekday, and the time of day.
+DAY_NAME = rf"(?:\s*\([^)]{{1,9}}\)|,?\s*[월화수목금토일]요일|,?\s+{WEEKDAY})?"
+CLOCK = r"(?:\s*(?:오전|오후|아침|저녁|자정|정오)?(?:\s*\d{1,2}(?:시(?:\s*\d{1,2}분|\s*반)?|:\d\d))?)"
+NOT = r"(?<!\bnot )(?<!\bnot be )(?<!n['’]t be )(?<!n['’]t )(?<!\bnot currently )"
 
 BACK_BEFORE = re.compile(
-    r"(?:\bback\b|\breturn(?:s|ing)?\b|\bresum(?:e|es|ing)\b|\bavailable\b|\breachable\b|\bin the office\b"
+    rf"(?:\bback\b|\breturn(?:s|ing)?\b|\bresum(?:e|es|ing)\b|{NOT}(?:\bavailable\b|\breachable\b|\bin the office\b)"
     r"|복귀(?:일|\s*예정일?)?|출근일)[^.!?\n]{0,40}$",
     re.IGNORECASE,
 )
 BACK_AFTER = re.compile(
-    r"^\s*(?:\([^)]{1,9}\))?\s*(?:에|부터|자로|경|쯤)?\s*(?:다시|정상|업무에?|사무실[에로]?)*\s*(?:복귀|출근|돌아|근무)",
+    rf"^{DAY_NAME}{CLOCK}\s*(?:에|부터|부로|자로|이후(?:에|로|부터)?|경에?|쯤에?)?\s*"
+    r"(?:(?:다시|정상(?:적으로)?|업무[에를]?|(?:사무실|회사|자리)[에로]?)\s*)*"
+    r"(?:복귀|출근|돌아|근무|재개|가능|(?:연락|확인|회신|답변|답장|응답|통화)[은는을를이]?\s*(?:가능|드리|드릴|부탁|바랍|주시))",
 )
-UNTIL_BEFORE = re.compile(
-    r"(?:\b(?:until|till?|thru|through|to|and including|up to|ending|ends?(?: on)?)\b|[~–—-]|\b까지)"
-    rf"\s*(?:the\s+)?(?:and including\s+)?(?:the\s+)?(?:(?:end of|close of business(?: on)?)\s+)?(?:{WEEKDAY},?\s+)?$",
+# "On 25 November I will be back"; but not "until 25 November, I will be back later".
+THEN_BACK = re.compile(
+    rf"^{DAY_NAME},?\s+(?:i|we)(?:['’]ll|['’]m|\s+will|\s+am|\s+shall)?\s+(?:be\s+)?"
+    r"(?:back|return|resum|in the office|available|reachable)",
     re.IGNORECASE,
 )
-UNTIL_AFTER = re.compile(r"^\s*(?:\([^)]{1,9}\))?\s*(?:\d{1,2}시)?\s*까지")
+UNTIL_BEFORE = re.compile(
+    r"(?:\b(?:until|till?|thru|through|to|and including|up to|ending|ends?(?: on)?)\b:?|[~–—-]|\b까지)"
+    r"\s*(?:the\s+)?(?:and including\s+)?(?:the\s+)?(?:(?:end of|close of business(?: on)?)\s+)?"
+    rf"(?:(?:(?:this|next|coming)\s+)?{WEEKDAY},?\s+)?$",
+    re.IGNORECASE,
+)
+UNTIL_AFTER = re.compile(rf"^{DAY_NAME}{CLOCK}\s*까지")
 START_AFTER = re.compile(
-    r"^\s*(?:\([^)]{1,9}\))?\s*(?:부터|에서)|^\s*(?:\([^)]{1,9}\))?\s*[~–—-]\s*(?:\d|[a-z])", re.IGNORECASE
+    rf"^{DAY_NAME}{CLOCK}\s*(?:부터|에서)|^{DAY_NAME}{CLOCK}\s*[~–—-]\s*(?:\d|[a-z])", re.IGNORECASE
 )
 START_BEFORE = re.compile(
-    rf"\b(?:from|starting|since|as of|beginning)\s+(?:the\s+)?(?:{WEEKDAY},?\s+)?$", re.IGNORECASE
+    rf"\b(?:from|starting|since|as of|beginning)(?::\s*|\s+)(?:the\s+)?(?:{WEEKDAY},?\s+)?$", re.IGNORECASE
+)
+KOREAN = re.compile("[가-힣]")
+ABSENCE = re.compile(
+    r"휴가|부재|연차|휴무|출장|외근|\b(?:out|away|leave|vacation|holidays?|off|absen\w+)\b", re.IGNORECASE
 )
 
 QUOTE_BEGINS = re.compile(
     r"^\s*(?:-{2,}\s*(?:original message|원본 메[시세]지|forwarded message).*|on .{5,200} wrote:"
-    r"|.{0,100}님이 (?:작성|쓴 글).*|(?:from|보낸\s?사람)\s*:.*)$",
+    r"|.{0,100}님이 (?:작성|쓴 글).*|20\d\d[.년].{5,150}작성\s*:|(?:from|보낸\s?사람)\s*:(?:[^\d]*|.*@.*))$",
     re.IGNORECASE,
 )
 
@@ -116,34 +147,38 @@ def read_absence(text: str, received_at: datetime, zone: ZoneInfo) -> Absence:
 
 def _mentions(words: str) -> Iterator[Mention]:
     for found in MENTION.finditer(words):
-        role = _role(words, found)
-        weak = found["p5"] or found["p7"] or found["p8"] or found["p9"]
+        before, after = _beside(words, found)
+        role = _role(before, after)
         # 11/25, the 25th, a weekday or "tomorrow" may be anything: a date of return only beside a word of absence.
-        if not (weak and role == "bare"):
+        if not found["vague"] or role != "bare" or (found["e5"] and ABSENCE.search(before + after)):
             yield Mention(found, role)
 
 
-def _role(words: str, found: re.Match[str]) -> str:
-    line_start = max(words.rfind("\n", 0, found.start()), found.start() - BESIDE, 0)
-    before = re.split(r"[.!?]\s", words[line_start : found.start()])[-1]
-    after = words[found.end() : found.end() + 40].split("\n")[0]
-    if START_AFTER.match(after) and not BACK_AFTER.match(after):
-        return "start"
+def _beside(words: str, found: re.Match[str]) -> tuple[str, str]:
+    """What stands before and after it in its line."""
+    start = max(words.rfind("\n", 0, found.start()) + 1, found.start() - BESIDE)
+    return words[start : found.start()], words[found.end() : found.end() + 40].split("\n")[0]
+
+
+def _role(before: str, after: str) -> str:
+    before = re.split(r"[.!?]\s", before)[-1]
     if BACK_AFTER.match(after):
         return "back"
+    if START_AFTER.match(after):
+        return "start"
     if UNTIL_AFTER.match(after) or UNTIL_BEFORE.search(before):
         return "until"
-    if START_BEFORE.search(before) and not BACK_BEFORE.search(before):
-        return "start"
-    return "back" if BACK_BEFORE.search(before) else "bare"
+    if BACK_BEFORE.search(before) or THEN_BACK.match(after):
+        return "back"
+    return "start" if START_BEFORE.search(before) else "bare"
 
 
 def _resolve(mention: Mention, role: str, received_at: datetime, zone: ZoneInfo, words: str) -> datetime | None:
-    """The first candidate whose moment of return lies ahead, at most 180 days."""
+    """The first candidate at most 180 days away whose moment of return lies ahead."""
     today = received_at.astimezone(zone).date()
     for day in _candidates(mention, today, words):
         moment = datetime.combine(day if role == "back" else next_working_day(day), OFFICE_OPENS, zone)
-        if received_at < moment <= received_at + LONGEST:
+        if moment > received_at and day <= today + LONGEST:
             return moment
     return None
 
@@ -156,10 +191,12 @@ def next_working_day(day: date) -> date:
 
 
 def _candidates(mention: Mention, today: date, words: str) -> Iterator[date]:
-    if mention.found["tomorrow"]:
-        yield today + DAY
+    if near := mention.found["near"]:
+        yield today + NEAR[near.lower()] * DAY
     elif mention.part("k") or mention.part("w"):
         yield from _weekdays(mention, today)
+    elif mention.part("q"):
+        yield from _short_years(mention, words)
     elif mention.part("m") is None and mention.part("a") is None:
         yield from _days_of_month(int(mention.part("d") or 0), today)
     else:
@@ -185,12 +222,21 @@ def _days_of_month(day: int, today: date) -> Iterator[date]:
     yield from _valid(following.year, following.month, day)
 
 
+def _short_years(mention: Mention, words: str) -> Iterator[date]:
+    one, two, three = (int(mention.part(name) or 0) for name in "qrs")
+    year_first, month_first, day_first = (one, two, three), (three, one, two), (three, two, one)
+    english = [month_first, day_first] if mention.part("sep") == "/" else [day_first, month_first]
+    for year, month, day in [year_first, *english] if KOREAN.search(words) else [*english, year_first]:
+        yield from _valid(2000 + year, month, day)
+
+
 def _month_and_day(mention: Mention, words: str) -> tuple[int, int]:
     if (first := mention.part("a")) is not None:
         one, two = int(first), int(mention.part("b") or 0)
-        korean = re.search("[가-힣]", words) is not None
-        day_first = one > 12 or (mention.part("sep") == "." and not korean and two <= 12)
-        return (two, one) if day_first else (one, two)
+        last = mention.part("e")
+        if last is None and (one > 12 or (mention.part("sep") == "." and not KOREAN.search(words) and two <= 12)):
+            return two, one
+        return one, int(last or two)
     month = str(mention.part("m"))
     number = int(month) if month.isdigit() else MONTHS.index(month[:3].lower()) + 1
     # Of "November 20-25" the end.

@@ -4,11 +4,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from campaigns.services.absence import own_words
+
 ABSENT = re.compile(
     r"out of (?:the )?office|\booo\b|auto(?:matic|mated)?[\s-]?(?:reply|response)|autoreply"
-    r"|away from (?:the |my )?(?:office|desk)|\baway until|on (?:vacation|annual leave|leave|holiday)|absen(?:t|ce)"
-    r"|vacation (?:reply|respon\w+|notice|message)"
-    r"|부재|자동\s?(?:응답|회신|답장)|휴가|출장\s?중",
+    r"|away from (?:the |my )?(?:office|desk)|\b(?:i['’]?m|i am|currently) away|\baway (?:until|till)"
+    r"|on (?:vacation|(?:[a-z]+ )?leave|holiday)|annual leave|absen(?:t|ce)"
+    r"|(?:vacation|holiday) (?:reply|respon\w+|notice|message)"
+    r"|부재|자동\s?(?:응답|회신|답장|답변)|휴가|연차|휴무|(?:출장|외근)\s?중",
     re.IGNORECASE,
 )
 UNDELIVERED = re.compile(
@@ -26,22 +29,35 @@ RETURNED = re.compile(
 RECIPIENT = re.compile(r"^[ \t]*final-recipient:", re.IGNORECASE | re.MULTILINE)
 FAILED = re.compile(r"^[ \t]*action:[ \t]*failed", re.IGNORECASE | re.MULTILINE)
 NOT_FINAL = re.compile(r"^[ \t]*action:[ \t]*(?:delayed|relayed|delivered|expanded)", re.IGNORECASE | re.MULTILINE)
+# The whole message, and nothing else: who says more is a person with something to say.
+WISHES_TO_LEAVE = re.compile(
+    r"\W*(?:(?:please\W+)?(?:unsubscribe|remove)(?:\W+me)?(?:\W+please)?|opt[\s-]?out"
+    r"|(?:수신\s?거부|구독\s?취소)(?:\s?(?:합니다|해\s?주세요|부탁드립니다|요청(?:합니다|드립니다)?))?)\W*",
+    re.IGNORECASE,
+)
 
 
 def classify(subject: str, text: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """(kind, evidence)."""
-    found = {str(name).lower(): str(value) for name, value in headers.items()}
+    found = {str(name).lower(): _first(value) for name, value in headers.items()}
     if reason := _bounce(subject, text, found):
-        return "bounce", reason
+        # The carrier still tries, or tells of success: no failure, but no person's word either.
+        return ("ooo" if NOT_FINAL.search(text) else "bounce"), reason
     if reason := _automatic(subject, found):
         return "ooo", reason
+    if WISHES_TO_LEAVE.fullmatch(own_words(text).strip() or subject):
+        return "unsubscribe", {"rule": "asks_to_be_left_alone"}
     return "human", {"rule": "no_sign_of_a_machine"}
 
 
+def _first(value: Any) -> str:
+    """A header that came more than once may be told as a list."""
+    return str(value[0]) if isinstance(value, list) and value else str(value)
+
+
 def _bounce(subject: str, text: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """The sign of a carrier's report, be it of a failure or of a delay."""
     content_type = headers.get("content-type", "")
-    if NOT_FINAL.search(text):
-        return None  # the carrier still tries, or tells of success
     if "multipart/report" in content_type.lower() and "delivery-status" in content_type.lower():
         return {"rule": "delivery_status_notification", "header": "Content-Type"}
     if "x-failed-recipients" in headers:
@@ -50,7 +66,7 @@ def _bounce(subject: str, text: str, headers: Mapping[str, str]) -> dict[str, An
         return {"rule": "delivery_status_notification", "header": "From"}
     if RETURNED.match(subject):
         return {"rule": "delivery_status_notification", "subject": subject[:100]}
-    if RECIPIENT.search(text) and FAILED.search(text):
+    if RECIPIENT.search(text) and (FAILED.search(text) or NOT_FINAL.search(text)):
         return {"rule": "delivery_status_notification", "part": "report"}
     return None
 

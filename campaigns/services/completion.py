@@ -1,5 +1,6 @@
 """When a sequence is finished, and when it is not: the four guards, completion and reopening."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -8,7 +9,8 @@ from uuid import UUID
 
 from campaigns.models import Execution, Sequence
 from campaigns.models.sequences import JUST_ACTIVATED
-from campaigns.services.rows import Ledger, end_enrollments, skip_executions
+from campaigns.services.rows import Ledger, skip_and_stop
+from campaigns.triggers import LIVE
 from config.decisions import decide
 
 
@@ -54,44 +56,43 @@ def complete_finished(ids: Collection[UUID], now: datetime, ledger: Ledger) -> s
     return set(keys)
 
 
-def reopen_contradictory(ids: Collection[UUID], now: datetime, ledger: Ledger) -> dict[str, set[UUID]]:
+def reopen_contradictory(ids: Collection[UUID], now: datetime, ledger: Ledger) -> Counter[str]:
     """Completed sequences (locked) with work: what is stale is skipped first; only fresh work reopens them."""
     candidates = list(Sequence.objects.filter(pk__in=list(ids)).contradictory().values_list("pk", flat=True))
     if not candidates:
-        return {"reopened": set(), "cleared": set()}
-    skip_stale_of(Execution.objects.of(candidates), now, ledger, "reverse")
-    left = Sequence.objects.filter(pk__in=candidates).contradictory().order_by("pk")
-    fresh = [(row.pk, row.waiting_count) for row in left]
+        return Counter()
+    stale = skip_stale_of(Execution.objects.of(candidates), now, ledger, "reverse")
+    left = list(Sequence.objects.filter(pk__in=candidates).contradictory().with_fresh_work(now).order_by("pk"))
+    # Stale work that another transaction holds at this moment is still there; it is no reason to reopen.
+    fresh = [(row.pk, row.waiting_count) for row in left if row.fresh]
     keys = {pk for pk, _waiting in fresh}
     Sequence.objects.filter(pk__in=keys, status="completed").update(status="active")
     for pk, count in fresh:
         before, after, inputs = {"status": "completed"}, {"status": "active"}, {"pending_work": True, "waiting": count}
         row = Sequence(pk=pk)
         ledger.add(decide("reverse.reopened", row, before=before, after=after, inputs=inputs, run_id=ledger.run_id))
-    return {"reopened": keys, "cleared": set(candidates) - keys}
+    return Counter(stale=stale, reopened=len(keys), cleared=len(candidates) - len(left))
 
 
 def skip_stale_of(rows: Any, now: datetime, ledger: Ledger, rule: str) -> int:
-    """Skip the stale ones among `rows` and end their enrollments: a step that was not sent leads to no next one."""
-    live = rows.stale(now).filter(enrollment__status__in=("active", "paused"))
-    skipped = skip_executions(live, "stale")
-    if skipped:
-        ended = end_enrollments({enrollment for _pk, enrollment, _sequence in skipped}, "stopped", now)
-        ledger.skipped(rule, skipped, "stale")
-        ledger.ended(rule, ended, "stopped", because="stale")
-    return len(skipped)
+    """Skip the stale ones among `rows` and end their enrollments.
+
+    What another transaction holds waits for the next tick: nobody sends what is stale.
+    """
+    found = rows.stale(now).filter(enrollment__status__in=LIVE)
+    return skip_and_stop(found, "stale", now, ledger, rule, wait=False)
 
 
 def reopen(ids: Collection[UUID], now: datetime, ledger: Ledger | None = None) -> None:
     """New work came: it reopens what was completed. Nothing has ended, so nothing is completed by it."""
-    own = ledger or Ledger()
+    own = ledger or Ledger(now)
     reopen_contradictory(ids, now, own)
     own.write()
 
 
 def settle(ids: Collection[UUID], now: datetime, ledger: Ledger | None = None) -> None:
     """The evaluation that belongs to an event, in its transaction: new work reopens, the last work done completes."""
-    own = ledger or Ledger()
+    own = ledger or Ledger(now)
     reopen_contradictory(ids, now, own)
     complete_finished(ids, now, own)
     own.write()

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from email.utils import quote
 from typing import Any
 from uuid import UUID
 
-from campaigns.models import Execution, Lead
-from campaigns.services.leads import reachable, subscribe_missing
-from campaigns.services.texts import missing, parameters, rendered
+from campaigns.models import Execution, Lead, Sender
+from campaigns.services.leads import can_be_written, subscribe_missing
+from campaigns.services.texts import parameters, rendered
 from messaging.models import MessageTemplate
 from messaging.services import Draft
 
@@ -21,13 +22,12 @@ class Drafts:
         subscribe_missing(list(leads.values()), now)
         # A lead may have been loaded once per row; the one with the fresh subscriptions serves all.
         self.leads = leads
-        self.complete = [row for row in rows if self._can_be_written(row)]
-        self.incomplete = [row for row in rows if not self._can_be_written(row)]
+        self.complete: list[Execution] = []
+        self.incomplete: list[Execution] = []
+        for row in rows:
+            whole = can_be_written(row.step, leads[row.enrollment.lead_id])
+            (self.complete if whole else self.incomplete).append(row)
         self.templates = _kakao_templates(rows)
-
-    def _can_be_written(self, row: Execution) -> bool:
-        lead = self.leads[row.enrollment.lead_id]
-        return reachable(lead, row.step.channel) and not missing(row.step, lead)
 
     def of(self, row: Execution, at: datetime, now: datetime) -> Draft:
         lead, step, sequence = self.leads[row.enrollment.lead_id], row.step, row.enrollment.sequence
@@ -40,6 +40,7 @@ class Drafts:
             body=body,
             kind=sequence.kind,
             campaign=f"sequence:{sequence.pk}",
+            from_address=from_address(row.enrollment.sender, step.channel),
             scheduled_at=at if at > now else None,
             idempotency_key=f"step-execution:{row.pk}",
             **(_kakao(template, step, lead) if template else {}),
@@ -48,6 +49,18 @@ class Drafts:
     def as_test(self, row: Execution, now: datetime) -> Draft:
         """Told apart from the campaign's own messages, and repeatable."""
         return replace(self.of(row, now, now), idempotency_key=None, campaign=f"test:{row.enrollment.sequence_id}")
+
+
+def from_address(sender: Sender | None, channel: str) -> str:
+    """A mailbox with its name, or a number. A KakaoTalk sender is a profile, which is part of the provider's set-up."""
+    if sender is None or sender.channel != channel or channel == "kakao_talk":
+        return ""
+    name, address = one_line(sender.display_name), one_line(sender.address)
+    return f'"{quote(name)}" <{address}>' if name and channel == "email" else address
+
+
+def one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _kakao(template: MessageTemplate, step: Any, lead: Lead) -> dict[str, Any]:

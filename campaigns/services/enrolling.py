@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +14,7 @@ from campaigns.models import Enrollment, Execution, Lead, Sender, Step
 from campaigns.models import Sequence as SequenceRow
 from campaigns.services.completion import reopen
 from campaigns.services.following import new_execution, schedule
-from campaigns.services.leads import subscribe_missing
+from campaigns.services.leads import look_again, subscribe_missing
 from campaigns.services.pools import Pools
 from campaigns.services.rows import Ledger, lock_sequences
 from config.errors import Conflict, Missing
@@ -95,9 +95,10 @@ def _insert(sequence: SequenceRow, steps: list[Step], leads: list[Lead], now: da
         )
         enrollments.append(enrollment)
         first = chosen[steps[0].channel]
-        executions.append(new_execution(enrollment, steps[0], now, senders.get(first) if first else None))
+        executions.append(new_execution(enrollment, steps[0], now, senders.get(first) if first else None, now))
     Enrollment.objects.bulk_create(enrollments)
     Execution.objects.bulk_create(executions)
+    look_again([row for row in executions if row.status == "awaiting_enrichment"])
     return {row.lead_id: row.pk for row in enrollments}
 
 
@@ -133,8 +134,8 @@ def reenroll_failed(sequence_id: UUID, now: datetime) -> dict[str, list[dict[str
     if taken:
         Enrollment.objects.bulk_update(taken, ["round"])
         Enrollment.objects.filter(pk__in=[row.pk for row in taken]).update(status="active", ended_at=None)
-        schedule([(row, unsent[row.pk], now) for row in taken])
-        ledger = Ledger()
+        schedule(_again(taken, unsent, now), now)
+        ledger = Ledger(now)
         keys = {sequence.pk: [row.pk for row in taken]}
         before, after = {"status": "failed"}, {"status": "active"}
         ledger.bulk("reenroll_failed", keys, before=before, after=after, of="enrollments")
@@ -146,6 +147,18 @@ def reenroll_failed(sequence_id: UUID, now: datetime) -> dict[str, list[dict[str
 
     refused = [{**told(row), "reason": reasons[row.pk]} for row in rows if row.pk in reasons]
     return {"taken": [told(row) for row in taken], "refused": refused}
+
+
+def _again(rows: list[Enrollment], unsent: dict[UUID, Step], now: datetime) -> list[tuple[Enrollment, Step, datetime]]:
+    """A step that was tried had waited out its delay: it is due at once. One that never was waits as any next step."""
+    failed = Execution.objects.filter(enrollment__in=[row.pk for row in rows], status="failed")
+    tried = set(failed.values_list("enrollment_id", "step_id"))
+    plans = []
+    for row in rows:
+        step = unsent[row.pk]
+        waited = timedelta(seconds=step.delay_seconds) if (row.pk, step.pk) in tried else timedelta()
+        plans.append((row, step, now - waited))
+    return plans
 
 
 def _refusals(rows: list[Enrollment], steps: list[Step]) -> dict[UUID, str]:

@@ -48,7 +48,7 @@ def resume_enrollment(enrollment_id: UUID, now: datetime) -> Enrollment:
     row.paused_at = row.resume_at = None
     row.pause_reason = ""
     row.save(update_fields=["status", "paused_at", "resume_at", "pause_reason"])
-    ledger = Ledger()
+    ledger = Ledger(now)
     if skip_stale_of(Execution.objects.filter(enrollment=row), now, ledger, "resume_enrollment"):
         settle([row.sequence_id], now, ledger)
     nudge("campaigns.send_due_steps")
@@ -59,7 +59,7 @@ def resume_enrollment(enrollment_id: UUID, now: datetime) -> Enrollment:
 def stop_enrollment(enrollment_id: UUID, now: datetime) -> Enrollment:
     row = locked_enrollment(enrollment_id)
     row.stop()
-    finish_enrollments([row.pk], "stopped", "stopped", now, Ledger(), "stop_enrollment")
+    finish_enrollments([row.pk], "stopped", "stopped", now, Ledger(now), "stop_enrollment")
     return Enrollment.objects.get(pk=row.pk)
 
 
@@ -70,14 +70,14 @@ def finish_enrollments(
     ended = end_enrollments(ids, status, now)
     ledger.skipped(rule, skip_executions(waiting(ids), skip_reason), skip_reason)
     ledger.ended(rule, ended, status, because=skip_reason)
-    settle(list(ended), now, ledger)
+    settle({row.sequence_id for row in ended}, now, ledger)
 
 
 @transaction.atomic
 def resume_due(ids: Collection[UUID], now: datetime, run_id: UUID | None = None) -> Counter[str]:
     """At the date of return: active again, and everything still to come moves by the length of the pause."""
     owners = Enrollment.objects.filter(pk__in=list(ids)).values_list("sequence_id", flat=True)
-    locked = [row.pk for row in lock_sequences(set(owners))]
+    locked = [row.pk for row in lock_sequences(set(owners), skip_locked=True)]
     rows = Enrollment.objects.resumable(now).filter(pk__in=list(ids), sequence__in=locked).order_by("pk")
     pairs = list(rows.select_for_update(of=("self",), skip_locked=True, no_key=True).values_list("pk", "sequence_id"))
     keys = [pk for pk, _sequence in pairs]
@@ -85,7 +85,7 @@ def resume_due(ids: Collection[UUID], now: datetime, run_id: UUID | None = None)
         return Counter()
     shift_waiting(keys, now)
     Enrollment.objects.filter(pk__in=keys).update(status="active", resume_at=None, paused_at=None, pause_reason="")
-    ledger = Ledger(run_id)
+    ledger = Ledger(now, run_id)
     before, after = {"status": "paused"}, {"status": "active"}
     ledger.bulk("resume.due", grouped((s, pk) for pk, s in pairs), before=before, after=after, of="enrollments")
     ledger.write()

@@ -1,7 +1,7 @@
 """Why a lead has not been written to: the gates in the order they are passed, each with the value that decides."""
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -9,9 +9,10 @@ from django.utils.translation import gettext as _
 
 from campaigns.models import Enrollment, Execution, Sender
 from campaigns.services.enrolling import suppressed_leads
-from campaigns.services.sending import usage
+from campaigns.services.sending import FURTHEST, usage
 from campaigns.services.texts import missing
-from campaigns.services.windows import Allowance, allowance, opening, spaced
+from campaigns.services.windows import Allowance, allowance, opening, pace, slots, spaced
+from messaging.models import Subscription
 
 ORDER = [
     "sequence_status",
@@ -51,19 +52,25 @@ def explain(enrollment: Enrollment, now: datetime) -> Explanation:
     sender = enrollment.sender
     allowed = allowance(sender, now, *usage([sender], now)[sender.pk]) if sender else None
     ahead = _ahead(execution, enrollment, now) if execution else 0
-    eta = _eta(enrollment, execution, allowed, ahead, now)
+    suppression = _suppression_gate(enrollment, execution)
+    eta = _eta(enrollment, execution, allowed, ahead, now) if suppression.ok else None
     gates = [
         _sequence_gate(enrollment),
         _enrollment_gate(enrollment, execution),
-        _suppression_gate(enrollment, execution),
-        _window_gate(enrollment, now),
-        _sender_gate(sender),
-        _allowance_gate(allowed),
+        suppression,
+        *_passed(execution, _window_gate(enrollment, now), _sender_gate(sender), _allowance_gate(allowed)),
         _queue_gate(execution, allowed, ahead, now),
         _eta_gate(execution, eta, now),
     ]
     decides = next((gate.name for gate in gates if not gate.ok), None)
     return Explanation(execution.pk if execution else None, gates, decides, eta)
+
+
+def _passed(execution: Execution | None, *gates: Gate) -> list[Gate]:
+    """What messaging has is held by none of the sender's gates any more."""
+    if execution is None or execution.status != "processing":
+        return list(gates)
+    return [replace(gate, ok=True, detail=_("Handed over to messaging.")) for gate in gates]
 
 
 def _sequence_gate(enrollment: Enrollment) -> Gate:
@@ -87,9 +94,12 @@ def _enrollment_gate(enrollment: Enrollment, execution: Execution | None) -> Gat
 
 def _suppression_gate(enrollment: Enrollment, execution: Execution | None) -> Gate:
     channel = execution.step.channel if execution else "email"
-    barred = bool(suppressed_leads([enrollment.lead], channel))
-    detail = _("The address must not be written to.") if barred else ""
-    return Gate("suppression", not barred, "suppressed" if barred else None, detail)
+    if suppressed_leads([enrollment.lead], channel):
+        return Gate("suppression", False, "suppressed", _("The address must not be written to."))
+    agreed = Subscription.objects.filter(pk=enrollment.lead.subscription_id(channel), marketing_consent=True)
+    if execution and enrollment.sequence.kind == "marketing" and not agreed.exists():
+        return Gate("suppression", False, "no_consent", _("The recipient has not consented to marketing."))
+    return Gate("suppression", True, None)
 
 
 def _window_gate(enrollment: Enrollment, now: datetime) -> Gate:
@@ -140,9 +150,10 @@ def _eta_gate(execution: Execution | None, eta: datetime | None, now: datetime) 
 
 
 def _ahead(execution: Execution, enrollment: Enrollment, now: datetime) -> int:
-    """Due rows of the same sender that are older."""
-    until = min(execution.effective_due_at, now)
-    return Execution.objects.due(until).filter(enrollment__sender=enrollment.sender_id).exclude(pk=execution.pk).count()
+    """Due rows of the same sender that are older; of the same age the lower id, as the claim takes them."""
+    due = execution.effective_due_at
+    older = Execution.objects.due(min(due, now)).filter(enrollment__sender=enrollment.sender_id)
+    return older.exclude(effective_due=due, pk__gte=execution.pk).count()
 
 
 def _eta(
@@ -160,7 +171,7 @@ def _eta(
     if allowed is not None and allowed.left is not None and ahead >= allowed.left and at < allowed.again_at:
         at = allowed.again_at
     if spaced(sender):
-        at = max(at, sender.next_slot_at or at) + timedelta(seconds=ahead * sender.min_gap_seconds)
+        at = next(slots(sender, at, allowed.last_at if allowed else None)) + min(ahead * pace(sender), FURTHEST)
     return opening(sender, enrollment.lead.time_zone, at)
 
 

@@ -11,40 +11,76 @@ from django.db import connection, transaction
 
 from campaigns.models import Enrollment, Execution, Sender, Step
 from campaigns.services.completion import settle
+from campaigns.services.leads import look_again
 from campaigns.services.pools import Pools
 from campaigns.services.rows import Ledger, end_enrollments, grouped, lock_sequences
 from campaigns.services.texts import missing
 from campaigns.services.windows import opening
+from config.decisions import decide
+from messaging.models import Message
 
 # A recipient-scoped failure tells what became of the lead; every other one is a plain failure.
 ENDS = {"hard_bounce": "bounced", "unsubscribed": "unsubscribed"}
+# Messaging's word for a From that its provider does not take.
+SENDER_REJECTED = "sender_rejected"
 
 
 def record_results(ids: Collection[UUID], now: datetime, run_id: UUID | None = None) -> Counter[str]:
-    """Adopt the results of the messages of these processing executions."""
+    """Adopt the results of the messages of these processing executions; not of a sequence somebody is at."""
     with transaction.atomic():
-        sequences = Execution.objects.filter(pk__in=list(ids)).values_list("enrollment__sequence_id", flat=True)
-        locked = [row.pk for row in lock_sequences(set(sequences))]
-        ledger = Ledger(run_id)
-        done = adopt(ids, now, ledger, "follow")
+        rows = Execution.objects.filter(pk__in=list(ids))
+        sequences = set(rows.values_list("enrollment__sequence_id", flat=True))
+        locked = [row.pk for row in lock_sequences(sequences, skip_locked=True)]
+        ledger = Ledger(now, run_id)
+        done = adopt(rows.of(locked).values_list("pk", flat=True), now, ledger, "follow")
         settle(locked, now, ledger)
     return done
 
 
-def adopt(ids: Collection[UUID], now: datetime, ledger: Ledger, rule: str) -> Counter[str]:
+def adopt(ids: Iterable[UUID], now: datetime, ledger: Ledger, rule: str) -> Counter[str]:
     """The sequences are locked. Messages still under way are left alone; one that is gone cannot be asked any more."""
     rows = list(
         Execution.objects.filter(pk__in=list(ids), status="processing", message_id__isnull=False)
         .select_related("step", "message", "enrollment__lead", "enrollment__sequence")
         .order_by("pk")
-        .select_for_update(of=("self",), skip_locked=True)
+        .select_for_update(of=("self", "enrollment"), no_key=True, skip_locked=True)
     )
     sent = [row for row in rows if row.message is not None and row.message.sent_at is not None]
     failed = [row for row in rows if row.message is None or _failed_unsent(row.message)]
+    busy = report_errors(failed, ledger)
+    failed = [row for row in failed if row.sender_id not in busy]
     _record_sent(sent, ledger, rule)
     advance(sent, now, ledger)
     _record_failed(failed, now, ledger, rule)
     return Counter({"sent": len(sent), "failed": len(failed)})
+
+
+def report_errors(rows: Sequence[Execution], ledger: Ledger) -> set[UUID]:
+    """A sender whose address was refused sends no more until somebody mends it. Returns those another worker holds.
+
+    Nobody waits here: senders come before sequences, and those are locked. What a held sender failed is left for the
+    next look. A sender whose address was changed meanwhile is not blamed for the old one.
+    """
+    refused: dict[UUID, list[Message]] = defaultdict(list)
+    for row in rows:
+        if row.sender_id and row.message and row.message.error_reason == SENDER_REJECTED:
+            refused[row.sender_id].append(row.message)
+    healthy = Sender.objects.healthy().filter(pk__in=list(refused))
+    free = list(healthy.order_by("pk").select_for_update(no_key=True, skip_locked=True))
+    busy = set(healthy.values_list("pk", flat=True)) - {sender.pk for sender in free}
+    blamed = [(sender, [said for said in refused[sender.pk] if sender.address in said.from_address]) for sender in free]
+    _record_errors([(sender, found) for sender, found in blamed if found], ledger)
+    return busy
+
+
+def _record_errors(blamed: Sequence[tuple[Sender, list[Message]]], ledger: Ledger) -> None:
+    for sender, found in blamed:
+        code = str((found[0].error_details or {}).get("code", ""))
+        sender.report_error(f"{SENDER_REJECTED} {code}".strip())
+        before, after = {"status": "active"}, {"status": "error"}
+        inputs = {"code": code, "messages": len(found), "message_id": str(found[0].pk)}
+        ledger.add(decide("sender.rejected", sender, before=before, after=after, inputs=inputs, run_id=ledger.run_id))
+    Sender.objects.bulk_update([sender for sender, _found in blamed], ["status", "last_error"])
 
 
 def _failed_unsent(message: Any) -> bool:
@@ -117,7 +153,7 @@ def advance(rows: Sequence[Execution], now: datetime, ledger: Ledger) -> None:
             over.append(row.enrollment_id)
         else:
             plans.append((row.enrollment, following, row.executed_at or now))
-    schedule(plans, ledger)
+    schedule(plans, now)
     if over:
         ledger.ended("advance", end_enrollments(over, "completed", now), "completed", because="no_next_step")
 
@@ -129,7 +165,7 @@ def _steps(sequence_ids: Collection[UUID]) -> dict[UUID, list[Step]]:
     return found
 
 
-def schedule(plans: list[tuple[Enrollment, Step, datetime]], ledger: Ledger | None = None) -> list[Execution]:
+def schedule(plans: list[tuple[Enrollment, Step, datetime]], now: datetime) -> list[Execution]:
     """Create the execution of `step` for each enrollment, counted from a moment, inside the window of its sender."""
     if not plans:
         return []
@@ -148,8 +184,9 @@ def schedule(plans: list[tuple[Enrollment, Step, datetime]], ledger: Ledger | No
         enrollment.current_step, enrollment.sender_id = step, UUID(chosen) if chosen else None
         if chosen:
             enrollment.senders = {**enrollment.senders, step.channel: chosen}
-        created.append(new_execution(enrollment, step, start, senders.get(chosen or "")))
+        created.append(new_execution(enrollment, step, start, senders.get(chosen or ""), now))
     Execution.objects.bulk_create(created, ignore_conflicts=True)
+    look_again([row for row in created if row.status == "awaiting_enrichment"])
     move_enrollments([enrollment for enrollment, _step, _at in plans])
     return created
 
@@ -158,7 +195,9 @@ def _sticky(enrollment: Enrollment) -> dict[str, str]:
     return {str(channel): str(pk) for channel, pk in (enrollment.senders or {}).items()}
 
 
-def new_execution(enrollment: Enrollment, step: Step, start: datetime, sender: Sender | None) -> Execution:
+def new_execution(
+    enrollment: Enrollment, step: Step, start: datetime, sender: Sender | None, now: datetime
+) -> Execution:
     at = start + timedelta(seconds=step.delay_seconds)
     lead = enrollment.lead
     return Execution(
@@ -167,6 +206,7 @@ def new_execution(enrollment: Enrollment, step: Step, start: datetime, sender: S
         round=enrollment.round,
         status="awaiting_enrichment" if missing(step, lead) else "pending",
         scheduled_at=opening(sender, lead.time_zone, at) if sender else at,
+        created_at=now,
     )
 
 

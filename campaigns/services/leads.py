@@ -1,6 +1,6 @@
 """Leads and their subscriptions; what was waiting for a lead's missing data goes on when it comes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,7 +9,7 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Lower
 from django.utils.translation import gettext as _
 
-from campaigns.models import Execution, Lead
+from campaigns.models import Execution, Lead, Step
 from campaigns.models.leads import SUBSCRIPTION_OF
 from campaigns.services.completion import reopen
 from campaigns.services.rows import Ledger, grouped, lock_sequences, skip_executions
@@ -56,7 +56,8 @@ def create_leads(
         if lead.email and lead.email.lower() not in there:
             first.setdefault(lead.email.lower(), lead)
     fresh = [lead for lead in leads if not lead.email or first.get(lead.email.lower()) is lead]
-    Lead.objects.bulk_create(fresh, ignore_conflicts=True)
+    # In the order of the addresses: two imports of the same people wait for each other, not in a circle.
+    Lead.objects.bulk_create(sorted(fresh, key=lambda lead: (lead.email or "").lower()), ignore_conflicts=True)
     # Another request may have been quicker with the same address: its row is the one.
     stored = _by_email(application, wanted)
     made = [lead for lead in fresh if not lead.email or stored[lead.email.lower()].pk == lead.pk]
@@ -70,14 +71,29 @@ def _by_email(application: Application, wanted: set[str]) -> dict[str, Lead]:
     return {(row.email or "").lower(): row for row in rows}
 
 
-@transaction.atomic
+class Overtaken(Exception):
+    """A step began to wait for the lead while its sequences were being locked."""
+
+
 def change_lead(lead_id: UUID, changes: Mapping[str, Any], now: datetime) -> Lead:
+    while True:
+        try:
+            return _change_lead(lead_id, changes, now)
+        except Overtaken:
+            continue
+
+
+@transaction.atomic
+def _change_lead(lead_id: UUID, changes: Mapping[str, Any], now: datetime) -> Lead:
     # Sequences before the lead: the same order as everywhere, and enrollments cannot change under us.
     affected = Execution.objects.filter(enrollment__lead=lead_id, status="awaiting_enrichment")
-    locked = lock_sequences(set(affected.values_list("enrollment__sequence_id", flat=True)))
+    owners = affected.values_list("enrollment__sequence_id", flat=True)
+    locked = lock_sequences(set(owners))
     lead = Lead.objects.select_for_update().filter(pk=lead_id).first()
     if lead is None:
         raise Missing(_("There is no such lead."))
+    if set(owners.all()) - {row.pk for row in locked}:
+        raise Overtaken
     for name, value in changes.items():
         setattr(lead, name, value)
     _save(lead, update_fields=list(changes))
@@ -95,10 +111,10 @@ def enrich(leads: Sequence[Lead], sequence_ids: Sequence[UUID], now: datetime) -
         .order_by("pk")
         .select_for_update(of=("self",))
     )
-    ready = [row for row in rows if not missing(row.step, row.enrollment.lead)]
+    ready = [row for row in rows if can_be_written(row.step, row.enrollment.lead)]
     if not ready:
         return
-    ledger = Ledger()
+    ledger = Ledger(now)
     over = [row.pk for row in ready if not row.enrollment.is_live]
     ledger.skipped("enrich", skip_executions(Execution.objects.filter(pk__in=over), "orphaned"), "orphaned")
     live = [row for row in ready if row.enrollment.is_live]
@@ -113,6 +129,18 @@ def enrich(leads: Sequence[Lead], sequence_ids: Sequence[UUID], now: datetime) -
     ledger.bulk("enrich.pending", keys, before=before, after=after)
     reopen(sequence_ids, now, ledger)
     nudge("campaigns.send_due_steps")
+
+
+def look_again(waiting: Collection[Execution]) -> None:
+    """Whoever completes a lead while a step of it is put to wait finds nothing to wake: so whoever puts it there looks
+    once more, under the lead's lock."""
+    if not waiting:
+        return
+    keys = {row.enrollment.lead_id for row in waiting}
+    leads = {lead.pk: lead for lead in Lead.objects.select_for_update().filter(pk__in=keys).order_by("pk")}
+    ready = [row.pk for row in waiting if can_be_written(row.step, leads[row.enrollment.lead_id])]
+    if ready:
+        Execution.objects.filter(pk__in=ready).update(status="pending")
 
 
 def subscribe(leads: Sequence[Lead], now: datetime) -> None:
@@ -151,6 +179,10 @@ def subscribe_missing(leads: Sequence[Lead], now: datetime) -> None:
     ]
     if without:
         subscribe(without, now)
+
+
+def can_be_written(step: Step, lead: Lead) -> bool:
+    return reachable(lead, step.channel) and not missing(step, lead)
 
 
 def reachable(lead: Lead, channel: str) -> bool:

@@ -1,6 +1,6 @@
 """The batch rules. Each works on sequences that are locked already, set-based, and writes what it decided."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +24,7 @@ from campaigns.services.completion import (
 from campaigns.services.enrolling import locked_sequence
 from campaigns.services.following import adopt, move_enrollments
 from campaigns.services.pools import Pools
-from campaigns.services.rows import Ledger, end_enrollments, grouped, lock_sequences, skip_executions
+from campaigns.services.rows import Ledger, end_enrollments, grouped, lock_sequences, skip_and_stop, skip_executions
 from config.decisions import decide
 from config.sweeping import nudge
 
@@ -52,7 +52,8 @@ def recover_stuck(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
     # Its claim is undone with it: nobody was written to, so it does not count against the sender's allowance.
     back = list(without.select_for_update(skip_locked=True, of=("self",)).values_list("pk", flat=True))
     Execution.objects.filter(pk__in=back).update(status="pending", processing_started_at=None, sender=None)
-    keys = grouped((sequence, pk) for pk, sequence, _message in rows if pk in set(back))
+    taken = set(back)
+    keys = grouped((sequence, pk) for pk, sequence, _message in rows if pk in taken)
     ledger.bulk("stuck.pending", keys, before={"status": "processing"}, after={"status": "pending"})
     if back:
         nudge("campaigns.send_due_steps")
@@ -60,7 +61,7 @@ def recover_stuck(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
 
 
 def skip_orphans(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
-    skipped = skip_executions(Execution.objects.orphaned().of(ids), "orphaned")
+    skipped = skip_executions(Execution.objects.orphaned().of(ids), "orphaned", wait=False)
     ledger.skipped("orphans", skipped, "orphaned")
     return Counter(orphaned=len(skipped))
 
@@ -74,14 +75,17 @@ def end_idle(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
             skipped=Exists(last.filter(status="skipped"))
         )
     )
+    done: Counter[str] = Counter()
     ends: dict[str, list[UUID]] = {"failed": [], "completed": [], "stopped": []}
     for row in found:
         over = "failed" if row.failed else "completed" if row.sent and not row.skipped else "stopped"  # type: ignore[attr-defined]
         ends[over].append(row.pk)
     for status, keys in ends.items():
         if keys:
-            ledger.ended("idle", end_enrollments(keys, status, now), status, because="nothing_left")
-    return Counter(idle=len(found))
+            ended = end_enrollments(keys, status, now, wait=False)
+            ledger.ended("idle", ended, status, because="nothing_left")
+            done["idle"] += len(ended)
+    return done
 
 
 def resolve_stranded(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
@@ -96,7 +100,7 @@ def resolve_stranded(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
         Execution.objects.filter(pk__in=told, status__in=("pending", "deferred"))
         .select_related("step", "enrollment")
         .order_by("pk")
-        .select_for_update(of=("self",), skip_locked=True)
+        .select_for_update(of=("self", "enrollment"), no_key=True, skip_locked=True)
     )
     unmanned = [row for row in locked if told[row.pk][0]]
     reassigned = _reassign(unmanned, ledger)
@@ -105,8 +109,9 @@ def resolve_stranded(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
     late = [row.pk for row in manned if told[row.pk][1]]
     back = [row for row in manned if row.status == "deferred" and not told[row.pk][1]]
     done = Counter(reassigned=len(reassigned), requeued=len(back))
-    done["stranded_no_sender"] = _skip_and_stop(gone, "stranded_no_sender", now, ledger)
-    done["stale"] = _skip_and_stop(late, "stale", now, ledger)
+    for reason, keys in (("stranded_no_sender", gone), ("stale", late)):
+        rows = Execution.objects.queued().filter(pk__in=keys)
+        done[reason] = skip_and_stop(rows, reason, now, ledger, "stranded", wait=False)
     _requeue(back, ledger)
     if back or reassigned:
         nudge("campaigns.send_due_steps")
@@ -119,32 +124,24 @@ def _reassign(rows: list[Execution], ledger: Ledger) -> set[UUID]:
         return set()
     pools = Pools({row.enrollment.sequence_id for row in rows})
     moved: dict[UUID, Enrollment] = {}
+    hands: dict[tuple[UUID | None, UUID], list[tuple[UUID, UUID]]] = defaultdict(list)
     done: set[UUID] = set()
     for row in rows:
         enrollment = moved.get(row.enrollment_id) or row.enrollment
         picked = pools.pick(enrollment.sequence_id, row.step.channel)
         if picked is None:
             continue
+        hands[enrollment.sender_id, picked].append((enrollment.sequence_id, enrollment.pk))
         enrollment.sender_id = picked
         enrollment.senders = {**enrollment.senders, row.step.channel: str(picked)}
         moved[enrollment.pk] = enrollment
         done.add(row.pk)
     if moved:
         move_enrollments(list(moved.values()))
-        keys = grouped((row.sequence_id, row.pk) for row in moved.values())
-        after = {"sender": "another of the pool"}
-        ledger.bulk("stranded.reassigned", keys, before={"sender": "none"}, after=after, of="enrollments")
+    for (gone, picked), pairs in hands.items():
+        before, after = {"sender_id": str(gone) if gone else None}, {"sender_id": str(picked)}
+        ledger.bulk("stranded.reassigned", grouped(pairs), before=before, after=after, of="enrollments")
     return done
-
-
-def _skip_and_stop(ids: list[UUID], reason: str, now: datetime, ledger: Ledger) -> int:
-    if not ids:
-        return 0
-    skipped = skip_executions(Execution.objects.filter(pk__in=ids), reason)
-    ended = end_enrollments({enrollment for _pk, enrollment, _sequence in skipped}, "stopped", now)
-    ledger.skipped("stranded", skipped, reason)
-    ledger.ended("stranded", ended, "stopped", because=reason)
-    return len(skipped)
 
 
 def _requeue(rows: list[Execution], ledger: Ledger) -> None:
@@ -158,7 +155,7 @@ def reverse(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
     found = reopen_contradictory(ids, now, ledger)
     if found["reopened"]:
         nudge("campaigns.send_due_steps")
-    return Counter(reopened=len(found["reopened"]), cleared=len(found["cleared"]))
+    return found
 
 
 def forward(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
@@ -204,7 +201,7 @@ def apply_rule(rule: Rule, ids: Ids, now: datetime, run_id: UUID | None = None, 
     """One page of a batch: whoever is at a sequence is left alone; the next tick finds it again."""
     with transaction.atomic():
         locked = [row.pk for row in lock_sequences(ids, skip_locked=not wait)]
-        ledger = Ledger(run_id)
+        ledger = Ledger(now, run_id)
         done = rule.act(locked, now, ledger)
         ledger.write()
     return +done
@@ -223,7 +220,7 @@ def reconcile_sequence(sequence_id: UUID, now: datetime, run_id: UUID | None = N
     before = locked_sequence(sequence_id)
     if before.status not in Sequence.RECONCILABLE:
         return Reconciled(Verdict("hold", "intent_only", None, {"status": before.status}), {}, sequence_id)
-    ledger, changes = Ledger(run_id), Counter[str]()
+    ledger, changes = Ledger(now, run_id), Counter[str]()
     for rule in RULES:
         changes.update(rule.act([sequence_id], now, ledger))
     ledger.write()
@@ -246,7 +243,7 @@ def skip_stale(ids: Ids, now: datetime, run_id: UUID | None = None) -> Counter[s
     """By hand: every stale execution of these sequences, not only what the batch comes across."""
     with transaction.atomic():
         locked = [row.pk for row in lock_sequences(ids)]
-        ledger = Ledger(run_id)
+        ledger = Ledger(now, run_id)
         rows = Execution.objects.of(locked).filter(enrollment__sequence__status__in=Sequence.RECONCILABLE)
         done = Counter(stale=skip_stale_of(rows, now, ledger, "skip_stale"))
         settle(locked, now, ledger)

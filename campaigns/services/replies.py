@@ -15,7 +15,7 @@ from campaigns.services.absence import Absence, plain, read_absence
 from campaigns.services.classifying import classify
 from campaigns.services.completion import settle
 from campaigns.services.enrollments import finish_enrollments, locked_enrollment
-from campaigns.services.rows import Ledger
+from campaigns.services.rows import Ledger, Moved
 from campaigns.services.windows import zone
 from config.decisions import decide
 from config.errors import Invalid, Missing
@@ -24,7 +24,7 @@ from messaging.services import cancel_messages, suppress
 AHEAD = timedelta(minutes=5)
 AGAIN = timedelta(minutes=5)
 # Our Message-ID is <messages.id@…>; nobody else's id has a UUID of ours before the @.
-OUR_ID = re.compile(r"(?<![\w.+-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?=@|\s*>|\s*$)", re.IGNORECASE)
+OUR_ID = re.compile(r"(?<![\w.+@-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?=@|\s*>|\s*$)", re.IGNORECASE)
 
 ENDS = {"human": "replied", "bounce": "bounced", "unsubscribe": "unsubscribed"}
 SUPPRESSIONS = {"bounce": "hard_bounce", "unsubscribe": "unsubscribed"}
@@ -104,6 +104,8 @@ def _store(incoming: Incoming, row: Enrollment, now: datetime) -> Reply:
     kind, evidence = incoming.kind, {"rule": "given"}
     if kind is None:
         kind, evidence = classify(incoming.subject, incoming.text, incoming.headers)
+        if kind == "human" and incoming.ooo_until is not None:
+            kind, evidence = "ooo", {"rule": "return_given"}
     received_at = incoming.received_at or now
     until = None
     if kind == "ooo":
@@ -124,11 +126,14 @@ def _store(incoming: Incoming, row: Enrollment, now: datetime) -> Reply:
 def _absence(incoming: Incoming, row: Enrollment, received_at: datetime) -> Absence:
     if incoming.ooo_until is not None:
         return Absence(incoming.ooo_until, "given")
-    return read_absence(incoming.text, received_at, zone(row.lead.time_zone))
+    place = zone(row.lead.time_zone)
+    found = read_absence(incoming.text, received_at, place)
+    # "[부재중] 11/25 복귀" and nothing else: some write it above the message only.
+    return found if found.rule != "default" else read_absence(incoming.subject, received_at, place)
 
 
 def _apply(reply: Reply, row: Enrollment, now: datetime, answered: Execution | None) -> None:
-    ledger = Ledger()
+    ledger = Ledger(now)
     if reply.kind == "ooo":
         _pause_until(reply, row, now, ledger)
         ledger.write()
@@ -187,5 +192,5 @@ def _cancel_unsent(row: Enrollment, now: datetime, ledger: Ledger) -> None:
     )
     taken_back = [processing[pk] for pk in cancel_messages(processing, now=now, reason="cancelled")]
     Execution.objects.filter(pk__in=taken_back).update(status="skipped", skip_reason="replied")
-    told = [(pk, row.pk, row.sequence_id) for pk in taken_back]
+    told = [Moved(pk, row.pk, row.sequence_id, "processing") for pk in taken_back]
     ledger.skipped("reply.human", told, "replied", cancelled=True)

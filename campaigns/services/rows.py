@@ -7,7 +7,7 @@ after other rows, and two such transactions could wait for each other.
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from campaigns.models import Enrollment, Execution, Sequence
@@ -24,28 +24,49 @@ def lock_sequences(ids: Iterable[Any], *, skip_locked: bool = False) -> list[Seq
     return list(rows.select_for_update(no_key=True, skip_locked=skip_locked))
 
 
-def locked_ids(rows: Any) -> list[tuple[UUID, UUID, UUID]]:
-    """(execution, enrollment, sequence) of the rows, locked; what another transaction holds is its to finish."""
-    locked = rows.select_for_update(of=("self",), skip_locked=True)
-    return list(locked.values_list("pk", "enrollment_id", "enrollment__sequence_id"))
+class Moved(NamedTuple):
+    """A row whose state was changed, and which one it had before."""
+
+    pk: UUID
+    enrollment_id: UUID
+    sequence_id: UUID
+    before: str
 
 
-def skip_executions(rows: Any, reason: str) -> list[tuple[UUID, UUID, UUID]]:
-    """Skip what the queryset finds; the (execution, enrollment, sequence) ids of what was skipped."""
-    found = locked_ids(rows)
-    Execution.objects.filter(pk__in=[pk for pk, *_rest in found]).update(status="skipped", skip_reason=reason)
+def skip_executions(rows: Any, reason: str, *, wait: bool = True) -> list[Moved]:
+    """Skip what the queryset finds. A sweep does not `wait` for what another transaction holds, be it only the
+    enrollment: the next tick finds it again."""
+    known = rows.select_related("enrollment").only("status", "enrollment", "enrollment__sequence").order_by("pk")
+    locked = known.select_for_update(of=("self", "enrollment"), no_key=True, skip_locked=not wait)
+    found = [Moved(row.pk, row.enrollment_id, row.enrollment.sequence_id, row.status) for row in locked]
+    Execution.objects.filter(pk__in=[row.pk for row in found]).update(status="skipped", skip_reason=reason)
     return found
 
 
-def end_enrollments(ids: Ids, status: str, now: datetime) -> dict[UUID, list[UUID]]:
-    """End the live ones among them; the ids of those that ended, by sequence."""
+def end_enrollments(ids: Ids, status: str, now: datetime, *, wait: bool = True) -> list[Moved]:
+    """End the live ones among them."""
     # NO KEY: a new execution locks its enrollment's key and then waits for the sequence, which we hold.
-    rows = Enrollment.objects.live().filter(pk__in=list(ids)).order_by("pk").select_for_update(no_key=True)
-    ended = grouped(rows.values_list("sequence_id", "pk"))
-    Enrollment.objects.filter(pk__in=[pk for pks in ended.values() for pk in pks]).update(
+    live = Enrollment.objects.live().filter(pk__in=list(ids)).order_by("pk")
+    rows = live.select_for_update(no_key=True, skip_locked=not wait)
+    ended = [
+        Moved(pk, pk, sequence, before) for pk, sequence, before in rows.values_list("pk", "sequence_id", "status")
+    ]
+    Enrollment.objects.filter(pk__in=[row.pk for row in ended]).update(
         status=status, ended_at=now, resume_at=None, paused_at=None
     )
     return ended
+
+
+def skip_and_stop(rows: Any, reason: str, now: datetime, ledger: "Ledger", rule: str, *, wait: bool = True) -> int:
+    """A step that was not sent leads to no next one: its enrollment ends, and whatever else it had queued with it."""
+    skipped = skip_executions(rows, reason, wait=wait)
+    if not skipped:
+        return 0
+    ended = end_enrollments({row.enrollment_id for row in skipped}, "stopped", now)
+    ledger.skipped(rule, skipped, reason)
+    ledger.ended(rule, ended, "stopped", because=reason)
+    ledger.skipped(rule, skip_executions(waiting([row.pk for row in ended]), "orphaned", wait=wait), "orphaned")
+    return len(skipped)
 
 
 def waiting(enrollment_ids: Ids, states: tuple[str, ...] = QUEUED) -> Any:
@@ -60,9 +81,10 @@ def grouped(pairs: Iterable[tuple[UUID, UUID]]) -> dict[UUID, list[UUID]]:
 
 
 class Ledger:
-    """The decisions of one run, written with its changes."""
+    """The decisions of one run, written with its changes, as of the time it goes by."""
 
-    def __init__(self, run_id: UUID | None = None) -> None:
+    def __init__(self, now: datetime, run_id: UUID | None = None) -> None:
+        self.now = now
         self.run_id = run_id
         self.kept: list[Decision] = []
 
@@ -90,18 +112,23 @@ class Ledger:
             decision.affected, decision.inputs["rows"] = count, "executions"
             self.kept.append(decision)
 
-    def skipped(self, rule: str, rows: list[tuple[UUID, UUID, UUID]], reason: str, **inputs: Any) -> None:
-        keys = grouped((sequence, pk) for pk, _enrollment, sequence in rows)
-        after = {"status": "skipped", "skip_reason": reason}
-        self.bulk(f"{rule}.{reason}", keys, before={"status": "waiting"}, after=after, inputs=inputs)
+    def skipped(self, rule: str, rows: list[Moved], reason: str, **inputs: Any) -> None:
+        self._moved(f"{rule}.{reason}", rows, {"status": "skipped", "skip_reason": reason}, inputs, "executions")
 
-    def ended(self, rule: str, ids: dict[UUID, list[UUID]], status: str, **inputs: Any) -> None:
-        before, after = {"status": "live"}, {"status": status}
-        self.bulk(f"{rule}.{status}", ids, before=before, after=after, inputs=inputs, of="enrollments")
+    def ended(self, rule: str, rows: list[Moved], status: str, **inputs: Any) -> None:
+        self._moved(f"{rule}.{status}", rows, {"status": status}, inputs, "enrollments")
+
+    def _moved(self, rule: str, rows: list[Moved], after: dict[str, Any], inputs: dict[str, Any], of: str) -> None:
+        for sequence_id, keys in grouped((row.sequence_id, row.pk) for row in rows).items():
+            states = sorted({row.before for row in rows if row.sequence_id == sequence_id})
+            before = {"status": states[0] if len(states) == 1 else states}
+            self.bulk(rule, {sequence_id: keys}, before=before, after=after, inputs=inputs, of=of)
 
     def add(self, *decisions: Decision) -> None:
         self.kept.extend(decisions)
 
     def write(self) -> None:
+        for decision in self.kept:
+            decision.created_at = self.now
         record_decisions(self.kept)
         self.kept = []

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.db.models import Count
+from django.db.models import Count, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
@@ -33,11 +33,13 @@ def check_address(channel: str, address: str) -> None:
         raise Invalid(problem, attr="address")
 
 
-def locked_sender(sender_id: UUID) -> Sender:
-    row = Sender.objects.select_for_update(no_key=True).filter(pk=sender_id).first()
-    if row is None:
-        raise Missing(_("There is no such sender."))
-    return row
+def locked_sender(sender_id: UUID, successor_id: UUID | None = None) -> Sender:
+    """With its successor, in id order: two senders cannot leave their leads to each other and both be gone."""
+    rows = Sender.objects.select_for_update(no_key=True).filter(pk__in={sender_id, successor_id or sender_id})
+    for row in rows.order_by("pk"):
+        if str(row.pk) == str(sender_id):
+            return row
+    raise Missing(_("There is no such sender."))
 
 
 def existing(row: Sender) -> Sender:
@@ -65,7 +67,7 @@ def activate_sender(sender_id: UUID, now: datetime) -> Sender:
     mine = Execution.objects.filter(enrollment__sender=row, enrollment__sequence__status="active")
     owners = mine.stale(now).values_list("enrollment__sequence_id", flat=True)
     locked = [sequence.pk for sequence in lock_sequences(set(owners))]
-    ledger = Ledger()
+    ledger = Ledger(now)
     skip_stale_of(mine.of(locked).filter(enrollment__status="active"), now, ledger, "sender_recovered")
     settle(locked, now, ledger)
     nudge("campaigns.send_due_steps")
@@ -74,7 +76,7 @@ def activate_sender(sender_id: UUID, now: datetime) -> Sender:
 
 @transaction.atomic
 def suspend_sender(sender_id: UUID, *, reassign_to: UUID | None = None) -> Sender:
-    row = existing(locked_sender(sender_id))
+    row = existing(locked_sender(sender_id, reassign_to))
     row.suspend()
     row.save(update_fields=["status"])
     reassign(row, reassign_to)
@@ -83,7 +85,7 @@ def suspend_sender(sender_id: UUID, *, reassign_to: UUID | None = None) -> Sende
 
 @transaction.atomic
 def deactivate_sender(sender_id: UUID, *, reassign_to: UUID | None = None) -> Sender:
-    row = existing(locked_sender(sender_id))
+    row = existing(locked_sender(sender_id, reassign_to))
     row.deactivate()
     row.save(update_fields=["status"])
     reassign(row, reassign_to)
@@ -92,7 +94,7 @@ def deactivate_sender(sender_id: UUID, *, reassign_to: UUID | None = None) -> Se
 
 @transaction.atomic
 def delete_sender(sender_id: UUID, *, reassign_to: UUID | None = None) -> None:
-    row = locked_sender(sender_id)
+    row = locked_sender(sender_id, reassign_to)
     if row.deleted_at is None:
         Sender.objects.filter(pk=row.pk).update(deleted_at=Now())
     reassign(row, reassign_to)
@@ -128,11 +130,15 @@ def reassign(row: Sender, successor_id: UUID | None) -> int:
 
 
 def impact(row: Sender) -> dict[str, Any]:
-    """Who is affected when this sender goes, and who could take over."""
-    live = Enrollment.objects.live().filter(sender=row)
+    """Who is affected when this sender goes, now or at a later step, and who could take over."""
+    live = Enrollment.objects.live().filter(
+        Q(sender=row) | Q(**{f"senders__{row.channel}": str(row.pk)}), sequence__application=row.application_id
+    )
     sequences = Sequence.objects.filter(pk__in=live.values("sequence_id")).order_by("pk")
     counts = dict(live.order_by().values_list("sequence_id").annotate(n=Count("pk")))
-    waiting = Execution.objects.filter(enrollment__in=live, status__in=Execution.WAITING)
+    waiting = Execution.objects.filter(
+        enrollment__in=Enrollment.objects.live().filter(sender=row), status__in=Execution.WAITING
+    )
     others = Sender.objects.healthy().filter(application=row.application_id, channel=row.channel).exclude(pk=row.pk)
     return {
         "enrollments": sum(counts.values()),

@@ -19,7 +19,7 @@ from campaigns.services.following import schedule
 from campaigns.services.pools import Pools
 from campaigns.services.rows import Ledger, end_enrollments, skip_executions
 from campaigns.services.texts import check_template
-from config.errors import Conflict, Invalid
+from config.errors import Conflict, Invalid, Missing
 from config.sweeping import nudge
 from locks.services import check_write
 from messaging.models import Application
@@ -38,10 +38,14 @@ class Pass:
     fence: int | None = None
 
 
-def pass_gate(sequence: SequenceRow, shown: Pass) -> None:
-    """A sequence that people may be receiving is edited by the lock's holder only. Drafts are nobody's concern."""
-    if sequence.status != SequenceRow.Status.DRAFT:
-        _gate(sequence.pk, shown)
+def ask_gate(sequence_id: UUID, shown: Pass, *, always: bool = False) -> None:
+    """A sequence that people may be receiving is edited by the lock's holder only. Drafts are nobody's concern.
+
+    Only the question: the write asks again under its own locks.
+    """
+    with transaction.atomic():
+        if always or SequenceRow.objects.filter(pk=sequence_id).exclude(status="draft").exists():
+            _gate(sequence_id, shown)
 
 
 def _gate(sequence_id: UUID, shown: Pass) -> None:
@@ -58,8 +62,8 @@ def create_sequence(
 ) -> SequenceRow:
     row = SequenceRow.objects.create(application=application, **fields)
     set_pool(row, sender_ids)
-    for step in steps:
-        _check_step(step)
+    for index, step in enumerate(steps):
+        _check_step(step, f"steps.{index}.")
     ordered = sorted(enumerate(steps), key=lambda pair: (pair[1].get("position") or pair[0] + 1, pair[0]))
     Step.objects.bulk_create(
         Step(sequence=row, **{**step, "position": place}) for place, (_index, step) in enumerate(ordered, 1)
@@ -210,7 +214,7 @@ def resume_sequence(sequence_id: UUID, now: datetime) -> SequenceRow:
 
 def _drop_stale(row: SequenceRow, now: datetime, rule: str) -> None:
     """Whoever's step became stale is out; when that was everybody, the sequence is done."""
-    ledger = Ledger()
+    ledger = Ledger(now)
     if skip_stale_of(Execution.objects.of([row.pk]), now, ledger, rule):
         settle([row.pk], now, ledger)
     nudge(SEND)
@@ -236,7 +240,7 @@ def archive_sequence(sequence_id: UUID, now: datetime) -> SequenceRow:
 
 
 def _end_everything(row: SequenceRow, reason: str, now: datetime) -> None:
-    ledger = Ledger()
+    ledger = Ledger(now)
     rows = Execution.objects.of([row.pk]).filter(status__in=("pending", "deferred", "awaiting_enrichment"))
     ledger.skipped("ended", skip_executions(rows, reason), reason)
     live = Enrollment.objects.live().filter(sequence=row).values_list("pk", flat=True)
@@ -244,9 +248,9 @@ def _end_everything(row: SequenceRow, reason: str, now: datetime) -> None:
     ledger.write()
 
 
-def _check_step(fields: Mapping[str, Any]) -> None:
-    check_template(str(fields.get("subject", "")), "subject")
-    check_template(str(fields.get("body", "")), "body")
+def _check_step(fields: Mapping[str, Any], at: str = "") -> None:
+    for name in ("subject", "body"):
+        check_template(str(fields.get(name, "")), f"{at}{name}")
 
 
 def add_step(sequence_id: UUID, fields: Mapping[str, Any], shown: Pass) -> Step:
@@ -261,6 +265,13 @@ def add_step(sequence_id: UUID, fields: Mapping[str, Any], shown: Pass) -> Step:
         return Step.objects.create(sequence=row, **{**fields, "position": place})
 
 
+def _standing_step(row: SequenceRow, step_id: UUID) -> Step:
+    step = Step.objects.standing().filter(sequence=row, pk=step_id).first()
+    if step is None:
+        raise Missing(_("There is no such step."))
+    return step
+
+
 def _refuse_ended(row: SequenceRow) -> None:
     if row.status == "archived":
         raise Conflict(_("An archived sequence cannot be changed."), code="illegal_transition")
@@ -270,7 +281,7 @@ def change_step(sequence_id: UUID, step_id: UUID, changes: Mapping[str, Any], sh
     with transaction.atomic():
         row = _gated(sequence_id, shown)
         _refuse_ended(row)
-        step = row.steps.get(pk=step_id)
+        step = _standing_step(row, step_id)
         changed = {**changes}
         if changed.get("channel", step.channel) != step.channel:
             _refuse_waiting(row, step)
@@ -308,7 +319,7 @@ def remove_step(sequence_id: UUID, step_id: UUID, shown: Pass, now: datetime) ->
     with transaction.atomic():
         row = _gated(sequence_id, shown)
         _refuse_ended(row)
-        step = row.steps.get(pk=step_id)
+        step = _standing_step(row, step_id)
         _refuse_waiting(row, step)
         if Execution.objects.filter(step=step, status="processing").exists():
             raise Conflict(_("The step is being sent."), code="step_has_waiting_executions")
@@ -328,15 +339,15 @@ def _skip_removed(row: SequenceRow, step: Step, now: datetime) -> None:
     skipped = skip_executions(waiting_rows, "step_removed")
     if not skipped:
         return
-    ledger = Ledger()
+    ledger = Ledger(now)
     ledger.skipped("remove_step", skipped, "step_removed")
     following = Step.objects.standing().filter(sequence=row, position__gt=step.position or 0).first()
-    live = Enrollment.objects.live().filter(pk__in={enrollment for _pk, enrollment, _s in skipped})
+    live = Enrollment.objects.live().filter(pk__in={one.enrollment_id for one in skipped})
     if following is None:
         keys = list(live.values_list("pk", flat=True))
         ledger.ended("remove_step", end_enrollments(keys, "completed", now), "completed", because="no_next_step")
     else:
-        schedule([(enrollment, following, now) for enrollment in live.select_related("lead")], ledger)
+        schedule([(enrollment, following, now) for enrollment in live.select_related("lead")], now)
     settle([row.pk], now, ledger)
 
 
@@ -349,7 +360,8 @@ def send_test(sequence_id: UUID, lead: Any, step_id: UUID | None, now: datetime)
         if step_id:
             raise Invalid(_("There is no such step."), code="does_not_exist", attr="step_id")
         raise Conflict(_("The sequence has no steps."), code="no_steps")
-    trial = Execution(step=step, enrollment=Enrollment(sequence=row, lead=lead), scheduled_at=now)
+    sender_id = Pools({row.pk}).pick(row.pk, step.channel)
+    trial = Execution(step=step, enrollment=Enrollment(sequence=row, lead=lead, sender_id=sender_id), scheduled_at=now)
     with transaction.atomic():
         drafts = Drafts([trial], now)
         if drafts.incomplete:

@@ -1,11 +1,11 @@
 """Arithmetic of sending windows and allowances. No queries: `now` and the counts are arguments."""
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from campaigns.models import Sender
@@ -14,6 +14,8 @@ from campaigns.models.senders import EVERY_DAY
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 # A tick hands out the slots until the next one.
 TICK = timedelta(minutes=1)
+# Ticks come a little early or late; a slot missed by that little would cost its sender a whole tick.
+EARLY = timedelta(seconds=5)
 
 
 @lru_cache(maxsize=1024)
@@ -32,7 +34,8 @@ def opening(sender: Sender, lead_zone: str, at: datetime) -> datetime:
     if days == set(EVERY_DAY) and sender.window_from is None and sender.window_to is None:
         return at
     today = at.astimezone(place).date()
-    for ahead in range(9):
+    # From yesterday: a window that ends before it begins stays open over midnight.
+    for ahead in range(-1, 9):
         opens, closes = _bounds(sender, today + ahead * DAY, place)
         if (today + ahead * DAY).isoweekday() in days and at < closes:
             return max(at, opens)
@@ -40,11 +43,10 @@ def opening(sender: Sender, lead_zone: str, at: datetime) -> datetime:
 
 
 def _bounds(sender: Sender, day: date, place: ZoneInfo) -> tuple[datetime, datetime]:
-    opens = datetime.combine(day, sender.window_from or time(0), place).astimezone(UTC)
-    ends = sender.window_to
-    if ends is None or ends <= (sender.window_from or time(0)):
-        return opens, datetime.combine(day + DAY, time(0), place).astimezone(UTC)
-    return opens, datetime.combine(day, ends, place).astimezone(UTC)
+    begins, ends = sender.window_from or time(0), sender.window_to or time(0)
+    closing = day + DAY if ends <= begins else day
+    opens, closes = (datetime.combine(*moment, place).astimezone(UTC) for moment in ((day, begins), (closing, ends)))
+    return opens, closes
 
 
 def is_open(sender: Sender, lead_zone: str, at: datetime) -> bool:
@@ -82,7 +84,10 @@ def daily_limit(sender: Sender, now: datetime) -> int | None:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How many more this sender may send now; None is no limit. `again_at`: when a used-up one is renewed."""
+    """How many more this sender may send now; None is no limit. `again_at`: when a used-up one is renewed.
+
+    `last_at`: when its last message went or goes.
+    """
 
     left: int | None
     again_at: datetime
@@ -90,9 +95,12 @@ class Allowance:
     used_this_hour: int
     daily: int | None
     hourly: int | None
+    last_at: datetime | None = None
 
 
-def allowance(sender: Sender, now: datetime, used_today: int, used_this_hour: int) -> Allowance:
+def allowance(
+    sender: Sender, now: datetime, used_today: int, used_this_hour: int, last_at: datetime | None = None
+) -> Allowance:
     when = periods(sender, now)
     daily, hourly = daily_limit(sender, now), sender.hourly_limit
     left_today = None if daily is None else max(0, daily - used_today)
@@ -100,13 +108,16 @@ def allowance(sender: Sender, now: datetime, used_today: int, used_this_hour: in
     left = min((left for left in (left_today, left_hour) if left is not None), default=None)
     # What is left after this tick is sent decides which limit renews first.
     again_at = when.day_end if left is not None and left == left_today else when.hour_end
-    return Allowance(left, again_at, used_today, used_this_hour, daily, hourly)
+    return Allowance(left, again_at, used_today, used_this_hour, daily, hourly, last_at)
 
 
-def slots(sender: Sender, now: datetime, seed: Any) -> Iterator[datetime]:
-    """The moments this sender's messages may go, the gap and its random part between them; endless."""
-    dice = random.Random(str(seed))  # noqa: S311  spreads sends, guards nothing
-    at = max(now, sender.next_slot_at or now)
+def slots(sender: Sender, now: datetime, last_at: datetime | None) -> Iterator[datetime]:
+    """The moments this sender's messages may go, the gap and its random part between them; endless.
+
+    The dice are the last message's: whoever asks again before the next slot is told the same one.
+    """
+    dice = random.Random(f"{sender.pk}{last_at}")  # noqa: S311  spreads sends, guards nothing
+    at = now if last_at is None else max(now, last_at + gap(sender, dice))
     while True:
         yield at
         at += gap(sender, dice)
@@ -115,6 +126,17 @@ def slots(sender: Sender, now: datetime, seed: Any) -> Iterator[datetime]:
 def gap(sender: Sender, dice: random.Random) -> timedelta:
     jitter = dice.uniform(0, sender.gap_jitter_seconds) if sender.gap_jitter_seconds > 0 else 0
     return timedelta(seconds=max(0, sender.min_gap_seconds) + jitter)
+
+
+def longest_gap(sender: Sender) -> timedelta:
+    return timedelta(seconds=max(0, sender.min_gap_seconds) + max(0, sender.gap_jitter_seconds))
+
+
+def pace(sender: Sender) -> timedelta:
+    """How far apart its messages are on the whole: what takes longer than a tick waits for the tick after it."""
+    mean = max(0, sender.min_gap_seconds) + max(0, sender.gap_jitter_seconds) / 2
+    ticks = mean / TICK.total_seconds()
+    return TICK * (ticks if ticks <= 1 else math.ceil(ticks))
 
 
 def spaced(sender: Sender) -> bool:

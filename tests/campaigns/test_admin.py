@@ -13,6 +13,7 @@ from campaigns import demo
 from campaigns.models import Enrollment, Execution, Lead, Reply, Sender, Sequence
 from campaigns.services.statistics import reply_hours
 from config import integrity
+from config.decisions import decide, record
 from tests.campaigns.factories import (
     DAY,
     HOUR,
@@ -107,7 +108,20 @@ def test_clone_and_an_illegal_action_say_what_happened(staff):
     act(staff, "sequence", "clone", sequence)
     assert Sequence.objects.filter(status="draft").count() == 1
     _asked, done = act(staff, "sequence", "pause", sequence)
-    assert "illegal_transition 1" in done.content.decode()
+    assert "Its state does not allow it." in done.content.decode()
+    _asked, done = act(staff, "sequence", "pause", sequence, SequenceFactory())
+    assert "illegal_transition 1, paused 1" in done.content.decode()
+
+
+def test_a_locked_sequence_names_who_holds_it(staff, make_client):
+    sequence = SequenceFactory(status="completed")
+    wanted = {"branch_name": "main", "lock_type": "MAINTENANCE", "lock_scope": "RESOURCE", "reason": "new texts"}
+    resource = {"resource_type": "sequence", "resource_id": str(sequence.pk)}
+    holder = make_client("lock-holder", username="holder")
+    assert holder.post("/api/v1/branch-locks/acquire/", {**wanted, **resource}).status_code == 201
+    _asked, done = act(staff, "sequence", "reactivate", sequence)
+    assert "locked by holder: new texts" in done.content.decode()
+    assert fresh(sequence).status == "completed"
 
 
 def test_actions_of_enrollments_and_senders(staff):
@@ -168,3 +182,12 @@ def test_the_sequence_page_draws_its_charts_only_when_there_is_something(staff):
     page = staff.get(url).content.decode()
     assert 'id="reply-rate"' in page and "1 of 1 answered, 100%" in page
     assert 'id="upcoming"' not in page
+
+
+def test_a_sender_in_error_says_why(staff):
+    sender = SenderFactory(status="error", last_error="sender_rejected 21606")
+    record([decide("sender.rejected", sender, before={"status": "active"}, after={"status": "error"})])
+    page = staff.get(reverse("admin:campaigns_sender_change", args=[sender.pk])).content.decode()
+    assert "sender_rejected 21606" in page
+    assert "The provider does not take the sender&#x27;s address" in page
+    assert "sender_rejected 21606" in staff.get(reverse("admin:index")).content.decode()

@@ -2,8 +2,11 @@
 
 import pytest
 from django.utils import timezone
+from drf_spectacular.generators import SchemaGenerator
 
 from campaigns.models import Enrollment, Execution, Lead, Sender, Sequence, Step
+from campaigns.services import sequences
+from config.errors import Missing
 from messaging.models import Message, Subscription, Suppression
 from messaging.services import join_application
 from tests.campaigns.factories import DAY, HOUR, SenderFactory, SequenceFactory, StepFactory, pool, work
@@ -82,7 +85,7 @@ class TestSequences:
             ({"name": "x", "application": "foreign"}, "application"),
             ({"name": "x", "steps": [step(channel="fax")]}, "steps.0.channel"),
             ({"name": "x", "steps": [step(delay_seconds=-1)]}, "steps.0.delay_seconds"),
-            ({"name": "x", "steps": [step(body="{{ a b }}")]}, "body"),
+            ({"name": "x", "steps": [step(), step(body="{{ a b }}")]}, "steps.1.body"),
             ({"name": "a\x00b"}, "name"),
         ],
     )
@@ -161,8 +164,12 @@ class TestSequences:
         assert len(manager.get(f"{API}/sequences/?status=draft").json()["results"]) == 1
         assert manager.get(f"{API}/sequences/?status=active").json()["results"] == []
         assert len(manager.get(f"{API}/sequences/?display_state=draft").json()["results"]) == 1
-        for query in ("status=nope", "display_state=nope", "nope=1", "sender_id=x", "status=a%00b"):
+        bad = ("status=nope", "display_state=nope", "nope=1", "sender_id=x", "status=a%00b", "has_pending_work=maybe")
+        for query in bad:
             assert manager.get(f"{API}/sequences/?{query}").status_code == 400, query
+        counts = {text: len(manager.get(f"{API}/sequences/?has_pending_work={text}").json()["results"])
+                  for text in ("true", "false", "False")}  # fmt: skip
+        assert counts == {"true": 0, "false": 1, "False": 1}
 
     def test_lists_are_narrowed_to_a_sequence_or_sender(self, manager, made):
         assert manager.post(url(made, "enroll/"), {"lead_ids": [made["lead"]["id"]]}).status_code == 200
@@ -255,6 +262,15 @@ class TestSteps:
         assert manager.get(f"{API}/sequences/{path}/steps/").status_code == 404
         assert manager.post(f"{API}/sequences/{path}/activate/").status_code == 404
 
+    def test_a_step_removed_meanwhile_is_404(self, manager, made):
+        """Two people remove or change it at once: the second finds it after waiting for the sequence."""
+        row = Step.objects.get(pk=made["sequence"]["steps"][0]["id"])
+        sequences.remove_step(row.sequence_id, row.pk, sequences.Pass(), timezone.now())
+        with pytest.raises(Missing):
+            sequences.remove_step(row.sequence_id, row.pk, sequences.Pass(), timezone.now())
+        with pytest.raises(Missing):
+            sequences.change_step(row.sequence_id, row.pk, {"subject": "x"}, sequences.Pass())
+
 
 class TestEnroll:
     def test_results_in_order_never_twice(self, manager, made):
@@ -333,12 +349,13 @@ class TestLeads:
             {"email": "x"},
             {"email": "New@example.com"},
             7,
+            None,
         ]
         response = manager.post(f"{API}/leads/bulk/", {"leads": leads})
         assert response.status_code == 200
         results = response.json()["results"]
-        assert [r["status"] for r in results] == ["created", "exists", "invalid", "exists", "invalid"]
-        assert [r["index"] for r in results] == [0, 1, 2, 3, 4]
+        assert [r["status"] for r in results] == ["created", "exists", "invalid", "exists", "invalid", "invalid"]
+        assert [r["index"] for r in results] == [0, 1, 2, 3, 4, 5]
         assert results[0]["id"] == results[3]["id"]
         assert results[2]["errors"][0]["attr"] == "email"
         for bad in ([], [{"email": "a@example.com"}] * 1001):
@@ -357,12 +374,14 @@ class TestSenders:
         assert manager.post(f"{path}suspend/").status_code == 409
         assert manager.post(f"{path}activate/").json()["status"] == "active"
         assert manager.patch(path, {"window_from": "09:00", "window_to": "18:00"}).json()["window_from"] == "09:00:00"
+        assert manager.patch(path, {"window_from": "22:00", "window_to": "06:00"}).json()["window_to"] == "06:00:00"
+        assert manager.patch(path, {"display_name": "Night shift"}).status_code == 200
 
     @pytest.mark.parametrize(
         ("changes", "attr"),
         [
             ({"window_from": "09:00"}, "window_to"),
-            ({"window_from": "18:00", "window_to": "09:00"}, "window_to"),
+            ({"window_from": "18:00", "window_to": "18:00"}, "window_to"),
             ({"window_days": [0]}, "window_days.0"),
             ({"window_days": []}, "window_days"),
             ({"daily_limit": -1}, "daily_limit"),
@@ -391,6 +410,14 @@ class TestSenders:
         assert str(Enrollment.objects.get().sender_id) == other["id"]
         assert manager.get(path).json()["deleted_at"] is not None
         assert manager.post(f"{path}activate/").status_code == 409
+
+    def test_impact_counts_those_who_hear_from_it_at_a_later_step(self, manager, made):
+        sms = manager.post(f"{API}/senders/", {"channel": "sms", "address": "+821012345678"}).json()["id"]
+        body = {"name": "Two", "sender_ids": [made["sender"]["id"], sms], "steps": [step(), step(channel="sms")]}
+        two = manager.post(f"{API}/sequences/", body).json()["id"]
+        manager.post(f"{API}/sequences/{two}/enroll/", {"lead_ids": [made["lead"]["id"]]})
+        impact = manager.get(f"{API}/senders/{sms}/impact/").json()
+        assert (impact["enrollments"], impact["waiting_executions"], impact["sequences_count"]) == (1, 0, 1)
 
     def test_recovering_skips_what_became_stale(self, manager):
         sender = SenderFactory(status="error")
@@ -452,6 +479,31 @@ class TestGate:
             assert write(holder, **{**headers, "HTTP_X_LOCK_FENCE": "0"}).status_code == 409
             assert write(holder, **headers).status_code in (200, 201)
         assert manager.delete(url(made)).status_code == 423
+
+    def test_the_gate_is_asked_before_the_body_is_judged(self, manager, made, held):
+        first = made["sequence"]["steps"][0]["id"]
+        assert manager.patch(url(made), {"harvest_days": 0}).status_code == 423
+        assert manager.patch(url(made), {"steps": []}).status_code == 423
+        assert manager.post(url(made, "steps/"), {"channel": "fax"}).status_code == 423
+        assert manager.patch(url(made, f"steps/{first}/"), {"surplus": 1}).status_code == 423
+        assert manager.post(url(made, "activate/"), {"surplus": 1}).status_code == 423
+        holder, headers = held
+        assert codes(holder.patch(url(made), {"harvest_days": 0}, **headers)) == [("min_value", "harvest_days")]
+
+    def test_the_description_names_the_gated_writes_and_their_headers(self):
+        paths = SchemaGenerator().get_schema(request=None, public=True)["paths"]
+        described = {
+            (verb, path.removeprefix(f"{API}/sequences/")): {parameter["name"] for parameter in operation["parameters"]}
+            for path, verbs in paths.items()
+            for verb, operation in verbs.items()
+            if path.startswith(f"{API}/sequences/") and "423" in operation["responses"]
+        }
+        assert set(described) == {
+            ("patch", "{id}/"), ("delete", "{id}/"), ("post", "{id}/activate/"), ("post", "{id}/reactivate/"),
+            ("post", "{sequence_id}/steps/"), ("patch", "{sequence_id}/steps/{id}/"),
+            ("delete", "{sequence_id}/steps/{id}/"),
+        }  # fmt: skip
+        assert all({"X-Lock-Id", "X-Lock-Fence"} <= names for names in described.values())
 
     def test_pause_enroll_and_archive_pass(self, manager, made, held):
         holder, headers = held
@@ -515,6 +567,33 @@ class TestEnrollments:
         break_it()
         assert manager.get(f"{enrolled}explain/").json()["decides"] == gate
 
+    def test_what_messaging_has_is_held_by_no_gate_of_its_sender(self, manager, enrolled, sweep):
+        Sender.objects.update(daily_limit=1)
+        sweep("send_due_steps", timezone.now())
+        said = manager.get(f"{enrolled}explain/").json()
+        assert (said["decides"], said["gates"][5]["value"], said["gates"][5]["ok"]) == (None, 0, True)
+
+    def test_marketing_needs_consent(self, manager, enrolled):
+        Sequence.objects.update(kind="marketing")
+        gate = manager.get(f"{enrolled}explain/").json()["gates"][2]
+        assert (gate["ok"], gate["value"]) == (False, "no_consent")
+        Subscription.objects.update(marketing_consent=True)
+        assert manager.get(f"{enrolled}explain/").json()["decides"] is None
+
+    def test_nobody_foretells_when_the_suppressed_are_written_to(self, manager, enrolled):
+        Subscription.objects.update(status=-2)
+        assert manager.get(f"{enrolled}explain/").json()["eta"] is None
+
+    def test_of_those_enrolled_together_one_is_the_first_in_the_queue(self, manager, enrolled, made):
+        more = [manager.post(f"{API}/leads/", {"name": "x", "email": f"{n}@example.com"}).json()["id"] for n in "ab"]
+        manager.post(url(made, "enroll/"), {"lead_ids": more})
+        Execution.objects.update(scheduled_at=timezone.now() - HOUR)
+        Sender.objects.update(daily_limit=1)
+        rows = Execution.objects.order_by("pk").values_list("enrollment_id", flat=True)
+        said = [manager.get(f"{API}/enrollments/{pk}/explain/").json() for pk in rows]
+        assert [answer["gates"][6]["value"] for answer in said] == [1, 2, 3]
+        assert [answer["decides"] for answer in said] == [None, "queue_position", "queue_position"]
+
     def test_filters(self, manager, enrolled, made):
         one = Enrollment.objects.get()
         for query in (
@@ -541,12 +620,28 @@ class TestEnrollments:
             ("does_not_exist", "enrollment_id")
         ]
         assert manager.post(f"{API}/replies/", {"message_id": UNKNOWN, "text": ""}).status_code == 404
+        assert manager.post(f"{API}/replies/", {"message_id": f"<{UNKNOWN}@y>", "text": ""}).status_code == 404
+        assert codes(manager.post(f"{API}/replies/", {"message_id": "<x@y>"})) == [("invalid", "message_id")]
         assert manager.post(f"{API}/replies/", {"in_reply_to": "<x@y>", "text": ""}).status_code == 404
         assert manager.post(f"{API}/replies/", {"references": ["<x@y>"], "text": ""}).status_code == 404
         future = (timezone.now() + HOUR).isoformat()
         assert codes(manager.post(f"{API}/replies/", {"enrollment_id": pk, "received_at": future})) == [
             ("invalid", "received_at")
         ]
+
+    @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
+    def test_times_beyond_reckoning_are_400(self, manager, enrolled, when):
+        Lead.objects.update(time_zone="America/New_York")
+        pk = str(Enrollment.objects.get().pk)
+        away = {"enrollment_id": pk, "kind": "ooo", "text": "back on 25 November"}
+        for name in ("received_at", "ooo_until"):
+            assert codes(manager.post(f"{API}/replies/", {**away, name: when})) == [("out_of_range", name)]
+        assert codes(manager.post(f"{enrolled}pause/", {"resume_at": when})) == [("out_of_range", "resume_at")]
+
+    def test_who_gives_the_date_of_return_says_that_the_lead_is_away(self, manager, enrolled):
+        body = {"enrollment_id": str(Enrollment.objects.get().pk), "text": "", "ooo_until": "2100-01-01T09:00:00Z"}
+        assert manager.post(f"{API}/replies/", body).json()["kind"] == "ooo"
+        assert manager.get(enrolled).json()["resume_at"] == "2100-01-01T09:00:00Z"
 
     def test_a_bounce_suppresses(self, manager, enrolled):
         manager.post(f"{API}/replies/", {"enrollment_id": str(Enrollment.objects.get().pk), "kind": "bounce"})

@@ -98,7 +98,7 @@ def test_one_batch_ends_the_incident(incident, sweep):
     assert row.counters["waiting"] == row.counters["total"] == 63
     assert sum(row.counters[name] for name in COUNTED if name != "total") == row.total_count
     counts = sweep("reconcile_sequences", NOW)
-    assert counts == {"cleared": 2, "orphaned": 1, "stuck_pending": 7}
+    assert counts == {"stale": 84, "cleared": 2, "orphaned": 1, "stuck_pending": 7}
 
     stale = Execution.objects.filter(skip_reason="stale")
     assert stale.count() == 84

@@ -143,6 +143,14 @@ class TestReverse:
         sweep("reconcile_sequences", NOW)
         assert (fresh(old).status, fresh(new).status, fresh(sequence).status) == ("skipped", "pending", "active")
 
+    def test_what_else_an_ended_enrollment_had_queued_ends_with_it(self, sweep):
+        row = work(SequenceFactory(status="completed"), due=NOW - 50 * DAY)
+        other = ExecutionFactory(enrollment=row.enrollment, step=StepFactory(sequence=row.enrollment.sequence))
+        sweep("reconcile_sequences", NOW)
+        assert (fresh(row).skip_reason, fresh(other).skip_reason) == ("stale", "orphaned")
+        assert fresh(row.enrollment.sequence).status == "completed"
+        assert sweep("reconcile_sequences", NOW) == {}
+
     def test_a_step_that_may_be_sent_late_is_never_stale(self, sweep):
         row = work(SequenceFactory(status="completed"), due=NOW - 50 * DAY)
         row.step.stale_policy = "send_late"
@@ -384,6 +392,16 @@ class TestOrphansDriftIdle:
         assert "poison" in ran["error"]
         assert fresh(fine.enrollment.sequence).status == "completed"
 
+    @pytest.mark.parametrize("absurd", [2_000_000_000, -5])
+    def test_a_sequence_with_absurd_limits_does_not_stop_the_others(self, sweep, absurd):
+        """The columns know no bounds; only the API does."""
+        limits = {"harvest_days": absurd, "stale_after_multiplier": absurd}
+        ReplyFactory(enrollment=work(SequenceFactory(**limits), status="sent", enrollment="replied").enrollment)
+        odd, fine = work(SequenceFactory(**limits), due=NOW), work(sender=SenderFactory(), due=NOW - LIMIT - SECOND)
+        assert sweep("reconcile_sequences", NOW)["stale"] == 1
+        assert (fresh(odd).status, fresh(fine).skip_reason) == ("pending", "stale")
+        sweep("send_due_steps", NOW)
+
     def test_a_dry_run_tells_and_changes_nothing(self, sweep):
         row = work(SequenceFactory(status="completed"), due=NOW - 50 * DAY)
         assert sweep("reconcile_sequences", NOW, dry_run=True)["cleared"] == 1
@@ -419,6 +437,24 @@ def test_bulk_decisions_carry_count_and_range(sweep):
     keys = sorted(str(row.pk) for row in rows)
     assert (decision.object_type, decision.object_id, decision.affected) == ("sequences", str(sequence.pk), 5)
     assert (decision.inputs["first_id"], decision.inputs["last_id"]) == (keys[0], keys[-1])
+
+
+def test_decisions_say_what_was_before_and_go_by_the_runs_time(sweep):
+    sequence = SequenceFactory()
+    pool(sequence, new := SenderFactory())
+    old = SenderFactory(status="suspended")
+    work(sequence, sender=old, due=NOW - HOUR)
+    ended = [work(sequence, status=status, enrollment="stopped") for status in ("pending", "deferred")]
+    work(SequenceFactory(status="completed"), status="deferred", enrollment="paused", due=NOW - 50 * DAY)
+    assert ended
+    sweep("reconcile_sequences", NOW)
+    found = {row.rule: row for row in Decision.objects.all()}
+    assert {row.created_at for row in found.values()} == {NOW}
+    assert found["orphans.orphaned"].before == {"status": ["deferred", "pending"]}
+    assert found["reverse.stale"].before == {"status": "deferred"}
+    assert found["reverse.stopped"].before == {"status": "paused"}
+    handed = found["stranded.reassigned"]
+    assert (handed.before, handed.after) == ({"sender_id": str(old.pk)}, {"sender_id": str(new.pk)})
 
 
 def test_counters_always_add_up():

@@ -56,6 +56,30 @@ def reply(now=NOW, **fields):
         ("On leave 20 Nov - 24 Nov and will return 26 Nov", "2025-11-26"),
         ("away until the 25th of November\n> back on 1 December", "2025-11-26"),
         ("back on January 5", "2026-01-05"),
+        ("11/20-11/25 부재", "2025-11-26"),
+        ("오늘까지 휴가입니다", "2025-11-19"),
+        ("back on 17 May 2026", "2026-05-17"),  # 180 days ahead
+        ("until 17 May 2026", "2026-05-18"),
+        ("11월 26일 수요일까지 휴가입니다", "2025-11-27"),
+        ("11월 26일(수) 오후 6시까지 부재중", "2025-11-27"),
+        ("11월 25일 오전 9시 복귀", "2025-11-25"),
+        ("11월 25일부로 복귀합니다", "2025-11-25"),
+        ("12월 1일 이후 복귀 예정", "2025-12-01"),
+        ("12월 1일부터 업무를 재개합니다", "2025-12-01"),
+        ("12월 1일부터 연락 가능합니다", "2025-12-01"),
+        ("2025-11-20 ~ 11-25 부재", "2025-11-26"),
+        ("11-25까지 휴가", "2025-11-26"),
+        ("25.11.20 ~ 25.11.25 휴가", "2025-11-26"),
+        ("25.12.01 복귀", "2025-12-01"),
+        ("11/20~25 휴가", "2025-11-26"),
+        ("out until 11/25/25", "2025-11-26"),
+        ("out until 25/11/25", "2025-11-26"),
+        ("until this Friday", "2025-11-24"),
+        ("On 25 November I will be back", "2025-11-25"),
+        ("Out until 25 November, I will be back later", "2025-11-26"),
+        ("Return: 25-Nov-2025", "2025-11-25"),
+        ("I will not be available from 20 November to 25 November", "2025-11-26"),
+        ("Out of office\nFrom: 20 November\nTo: 25 November", "2025-11-26"),
     ],
 )
 def test_the_date_of_return_is_read_at_nine_in_the_leads_zone(text, until):
@@ -70,11 +94,15 @@ def test_the_date_of_return_is_read_at_nine_in_the_leads_zone(text, until):
         "I am away.",
         "> back on 25 November",
         "On Mon, 17 Nov 2025 Lee wrote:\nback on 25 November",
+        "2025. 11. 17. 오전 10:00, Lee <lee@x.example> 작성:\nback on 25 November",
         "until 30 February",
         "back on 1 December 2027",
         "11월 25일 2024년",
-        "back on 30 June",  # more than 180 days ahead
+        "back on 18 May 2026",  # 181 days ahead
+        "until 18 May 2026",
         "Call 02-1234-5678 or 11.25",
+        "Our price is 10.5-12, our server 10.0.0.1",
+        "available 9-12",
     ],
 )
 def test_without_a_date_that_makes_sense_a_week(text):
@@ -98,6 +126,12 @@ def test_without_a_date_that_makes_sense_a_week(text):
         ("Mail delivery failed", {"From": "MAILER-DAEMON@mx.example"}, "bounce"),
         ("Undelivered Mail Returned to Sender", {}, "bounce"),
         ("Away until Monday", {}, "ooo"),
+        ("Annual leave", {}, "ooo"),
+        ("I'm away", {}, "ooo"),
+        ("휴무 안내", {}, "ooo"),
+        ("Re: Vacation rentals", {}, "human"),
+        ("Re: Hello", {"Auto-Submitted": ["auto-replied"]}, "ooo"),
+        ("Re: Hello", {"Auto-Submitted": ["no"]}, "human"),
         ("Re: is your mail delivery failing?", {}, "human"),
     ],
 )
@@ -105,15 +139,35 @@ def test_kinds_are_read_from_headers_and_subject(subject, headers, kind):
     assert classify(subject, "I am on holiday from Monday", headers)[0] == kind
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Unsubscribe.", "unsubscribe"),
+        ("수신거부\n> 안녕하세요", "unsubscribe"),
+        ("Remove me please\nOn Mon, 2 Mar 2026 Shop <me@shop.example> wrote:\n> Hi", "unsubscribe"),
+        ("Do not stop, how do I unsubscribe from the other list?", "human"),
+        ("> unsubscribe", "human"),
+    ],
+)
+def test_who_only_wishes_to_leave_is_unsubscribed(text, kind):
+    assert classify("Re: Hello", text, {})[0] == kind
+
+
 def test_a_delayed_delivery_report_is_no_bounce():
     headers = {"Content-Type": "multipart/report; report-type=delivery-status", "Auto-Submitted": "auto-replied"}
     assert classify("Delayed", "Action: delayed", headers)[0] == "ooo"
 
 
+def test_a_delayed_delivery_report_is_no_persons_word():
+    headers = {"Content-Type": "multipart/report; report-type=delivery-status"}
+    assert classify("Delayed", "Action: delayed", headers)[0] == "ooo"
+    assert classify("Delayed", "Final-Recipient: rfc822; kim@example.com\nAction: delayed", {})[0] == "ooo"
+
+
 def test_a_delivery_report_without_its_headers_is_a_bounce():
     report = "Reporting-MTA: dns; mx.example\n\nFinal-Recipient: rfc822; kim@example.com\nAction: failed\nStatus: 5.1.1"
     assert classify("Your message", report, {})[0] == "bounce"
-    assert classify("Your message", f"{report}\nAction: delayed", {})[0] == "human"
+    assert classify("Your message", f"{report}\nAction: delayed", {})[0] == "ooo"
 
 
 @pytest.mark.parametrize("words", ["until 25 November ", "1일까지 ", "\n", "Action: ", "11월" + " " * 300])
@@ -142,6 +196,10 @@ class TestMatching:
         found, created = reply(text="hi", **{how: told[how]})
         assert created
         assert found.enrollment_id == sent.enrollment_id
+
+    def test_our_id_counts_only_as_the_local_part(self, sent):
+        with pytest.raises(Missing):
+            reply(in_reply_to=f"<a@{sent.message_id}>")
 
     def test_a_foreign_message_id_is_not_found(self, sent):
         with pytest.raises(Missing):
@@ -279,6 +337,11 @@ class TestOutOfOffice:
         row = work()
         reply(enrollment_id=row.enrollment_id, kind="ooo", text="I am away", received_at=NOW - DAY)
         assert fresh(row.enrollment).resume_at == NOW + 6 * DAY
+
+    def test_the_date_may_stand_in_the_subject_only(self):
+        row = work()
+        reply(enrollment_id=row.enrollment_id, subject="[부재중] 3/9 복귀", text="감사합니다.")
+        assert fresh(row.enrollment).resume_at == datetime(2026, 3, 9, 9, tzinfo=UTC)
 
     def test_a_later_absence_only_moves_it_forward(self):
         row = work()

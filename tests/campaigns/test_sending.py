@@ -5,10 +5,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from campaigns.models import Enrollment, Execution, Lead, Sender
-from campaigns.services import windows
+from campaigns.models import Enrollment, Execution, Lead, Sender, Step
+from campaigns.services import sending, windows
 from campaigns.services.enrolling import enroll_leads, reenroll_failed
 from campaigns.services.leads import change_lead, create_lead
+from config import sweeping
 from config.models import Decision
 from messaging.models import Message, Subscription, Suppression
 from messaging.services import suppress
@@ -198,8 +199,9 @@ class TestAllowance:
         many(SequenceFactory(), 4, due=lambda n: NOW, sender=sender)
         assert sweep("send_due_steps", NOW) == {"claimed": 2, "deferred": 2}
         assert sorted(slot_times()) == [NOW, NOW + timedelta(seconds=30)]
-        assert fresh(sender).next_slot_at == NOW + MINUTE
-        assert sweep("send_due_steps", NOW + MINUTE) == {"claimed": 2}
+        assert sweep("send_due_steps", NOW + timedelta(seconds=3)) == {}
+        # The tick may come a little early; the message keeps its slot.
+        assert sweep("send_due_steps", NOW + timedelta(seconds=58)) == {"claimed": 2}
         assert {b - a for a, b in zip(sorted(slot_times()), sorted(slot_times())[1:], strict=False)} == {
             timedelta(seconds=30)
         }
@@ -207,14 +209,29 @@ class TestAllowance:
     def test_a_gap_longer_than_a_tick_is_kept_over_ticks(self, sweep):
         sender = SenderFactory(min_gap_seconds=150)
         many(SequenceFactory(), 2, due=lambda n: NOW, sender=sender)
-        claimed = [sweep("send_due_steps", NOW + n * MINUTE).get("claimed", 0) for n in range(4)]
-        assert claimed == [1, 0, 1, 0]
+        claimed = [sweep("send_due_steps", NOW + n * MINUTE).get("claimed", 0) for n in range(5)]
+        assert claimed == [1, 0, 0, 1, 0]
         times = sorted(slot_times())
-        assert times[1] - times[0] == timedelta(seconds=150)
+        assert times[1] - times[0] == 3 * MINUTE
+
+    @pytest.mark.parametrize("ago", [timedelta(hours=1), timedelta(minutes=59)])
+    def test_the_gap_is_counted_from_the_last_claimed_row(self, sweep, ago):
+        """Also over midnight, and in rows that were written by hand."""
+        sender = SenderFactory(min_gap_seconds=3600)
+        midnight = NOW.replace(hour=0, minute=30)
+        work(sender=sender, status="sent", due=midnight - ago)
+        work(sender=sender, due=midnight)
+        assert sweep("send_due_steps", midnight).get("claimed", 0) == (ago == timedelta(hours=1))
+
+    def test_rows_sent_by_hand_use_up_the_allowance(self, sweep):
+        sender = SenderFactory(daily_limit=1)
+        work(sender=sender, status="sent", due=NOW - HOUR)
+        work(sender=sender, due=NOW)
+        assert sweep("send_due_steps", NOW) == {"deferred": 1}
 
     def test_jitter_stays_within_its_bounds(self):
         sender = Sender(pk="0" * 32, min_gap_seconds=60, gap_jitter_seconds=30)
-        found = [at for at, _n in zip(windows.slots(sender, NOW, "seed"), range(50), strict=False)]
+        found = [at for at, _n in zip(windows.slots(sender, NOW, NOW), range(50), strict=False)]
         gaps = [(b - a).total_seconds() for a, b in zip(found, found[1:], strict=False)]
         assert all(60 <= gap <= 90 for gap in gaps)
         assert len(set(gaps)) > 10
@@ -243,6 +260,33 @@ class TestWindow:
     def test_opens_in_the_senders_own_zone(self):
         sender = self.sender(window_zone="sender", time_zone="Asia/Seoul")
         assert windows.opening(sender, "UTC", NOW) == datetime(2026, 3, 5, 0, tzinfo=UTC)
+
+    @pytest.mark.parametrize(
+        ("at", "opens"),
+        [
+            (datetime(2026, 3, 4, 21, 59, tzinfo=UTC), datetime(2026, 3, 4, 22, tzinfo=UTC)),
+            (datetime(2026, 3, 5, 5, 59, tzinfo=UTC), datetime(2026, 3, 5, 5, 59, tzinfo=UTC)),
+            (datetime(2026, 3, 5, 6, tzinfo=UTC), datetime(2026, 3, 5, 22, tzinfo=UTC)),
+            # Friday's night ends on Saturday; Saturday's own does not begin.
+            (datetime(2026, 3, 7, 5, tzinfo=UTC), datetime(2026, 3, 7, 5, tzinfo=UTC)),
+            (datetime(2026, 3, 7, 22, tzinfo=UTC), datetime(2026, 3, 9, 22, tzinfo=UTC)),
+        ],
+    )
+    def test_a_window_that_ends_before_it_begins_stays_open_over_midnight(self, at, opens):
+        sender = self.sender(window_from=time(22), window_to=time(6))
+        assert windows.opening(sender, "UTC", at) == opens
+
+    @pytest.mark.parametrize(
+        ("at", "opens"),
+        [
+            # The clocks go forward at 02:00: 02:15 is not on them, its moment is.
+            (datetime(2027, 3, 14, 5, 30, tzinfo=UTC), datetime(2027, 3, 14, 7, 15, tzinfo=UTC)),
+            (datetime(2027, 3, 15, 5, 30, tzinfo=UTC), datetime(2027, 3, 15, 6, 15, tzinfo=UTC)),
+        ],
+    )
+    def test_opens_on_the_day_the_clocks_change(self, at, opens):
+        sender = self.sender(window_from=time(2, 15), window_to=time(2, 45), window_days=[1, 2, 3, 4, 5, 6, 7])
+        assert windows.opening(sender, "America/New_York", at) == opens
 
     def test_no_window_is_always_open(self):
         sender = self.sender(window_from=None, window_to=None, window_days=[1, 2, 3, 4, 5, 6, 7])
@@ -318,6 +362,30 @@ class TestRefusals:
         sweep("send_due_steps", NOW)
         assert Execution.objects.get().deferred_until == NOW + HOUR
         assert "Email" in Sender.objects.get().last_error
+
+    def test_a_step_of_a_channel_we_do_not_have_is_parked_and_the_others_go(self, sweep):
+        sender = SenderFactory()
+        odd = work(sender=sender, due=NOW)
+        Step.objects.filter(pk=odd.step_id).update(channel="push")
+        work(sender=sender, due=NOW)
+        assert sweep("send_due_steps", NOW) == {"claimed": 1, "parked": 1}
+        assert fresh(odd).status == "awaiting_enrichment"
+
+    def test_one_poisoned_step_does_not_stop_its_senders_others(self, sweep, monkeypatch):
+        sender = SenderFactory(daily_limit=5)
+        rows = many(SequenceFactory(), 4, due=lambda n: NOW - n * MINUTE, sender=sender)
+        poison, real = rows[1].pk, sending.start
+
+        def fail(planned):
+            if poison in [row.pk for row, _at in planned]:
+                raise ValueError("poison")
+            real(planned)
+
+        monkeypatch.setattr(sending, "start", fail)
+        ran = sweeping.run("campaigns.send_due_steps", now=NOW)
+        assert f"{poison}: ValueError" in ran["error"]
+        assert ran["counts"]["claimed"] == 3
+        assert fresh(rows[1]).status == "pending"
 
     def test_a_variable_that_went_missing_parks_the_step(self, sweep, lead_of):
         lead = lead_of()
@@ -509,6 +577,13 @@ class TestReenroll:
         reenroll_failed(sequence.pk, NOW)
         new = Execution.objects.get(enrollment=row, round=2)
         assert new.step.position == 2
+
+    def test_a_step_that_was_tried_does_not_wait_again(self, sweep, lead_of):
+        sequence = running()
+        sequence.steps.update(delay_seconds=3 * 86400)
+        self.failed(sequence, lead_of())
+        reenroll_failed(sequence.pk, NOW + 4 * DAY)
+        assert Execution.objects.get(round=2).scheduled_at == NOW + 4 * DAY
 
     def test_a_hard_bounce_is_for_good(self, sweep, deliver, lead_of):
         sequence = running()

@@ -1,5 +1,7 @@
 """has_pending_work and the counters: the triggers against the predicate."""
 
+import json
+
 import pytest
 from django.db import connection
 from hypothesis import HealthCheck, settings
@@ -10,7 +12,16 @@ from campaigns.models import Enrollment, Execution, Lead, Sequence, Step
 from campaigns.triggers import COUNTED
 from config.statemachine import graph
 from messaging.models import Application
-from tests.campaigns.factories import NOW, EnrollmentFactory, ExecutionFactory, SequenceFactory, StepFactory, work
+from tests.campaigns.factories import (
+    DAY,
+    NOW,
+    EnrollmentFactory,
+    ExecutionFactory,
+    SequenceFactory,
+    StepFactory,
+    work,
+)
+from tests.campaigns.test_reconciling import many
 
 pytestmark = pytest.mark.django_db
 
@@ -217,3 +228,28 @@ def test_many_sequences_in_one_statement_cost_no_statement_each(django_assert_nu
     with django_assert_num_queries(1):
         Execution.objects.update(status="skipped", skip_reason="stopped")
     assert_right()
+
+
+def test_a_sequence_without_enrollments_is_not_sought_in_those_of_all_others():
+    """A few sequences with most enrollments once made each look at any other one read the whole table."""
+    full = SequenceFactory.create_batch(2)
+    for sequence in full:
+        many(sequence, 1000, due=lambda n: NOW + DAY)
+    SequenceFactory.create_batch(60, status="completed")
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE sequences, sequence_enrollments, sequence_step_executions")
+    for rows in (Sequence.objects.drifted(), Sequence.objects.with_display(NOW)):
+        (plan,) = json.loads(rows.order_by("pk").explain(analyze=True, format="json"))
+        assert [node for node in nodes(plan["Plan"]) if read_whole(node) > 3] == []
+
+
+def nodes(node):
+    yield node
+    for part in node.get("Plans", []):
+        yield from nodes(part)
+
+
+def read_whole(node):
+    """How often the enrollments were read from front to end."""
+    whole = node["Node Type"] == "Seq Scan" and node["Relation Name"] == "sequence_enrollments"
+    return node["Actual Loops"] if whole else 0

@@ -1,12 +1,16 @@
 """Campaigns with real threads and commits: the signal at commit, no deadlocks, nobody written to twice."""
 
-import pytest
-from django.db import OperationalError, connection, transaction
+from contextlib import contextmanager
+from threading import Event
 
-from campaigns.models import Enrollment, Execution, Sequence
-from campaigns.services import enrolling, enrollments, following, reconciling, replies, sending, sequences
-from campaigns.services.leads import subscribe
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+
+from campaigns.models import Enrollment, Execution, Sender, Sequence
+from campaigns.services import enrolling, enrollments, following, reconciling, replies, senders, sending, sequences
+from campaigns.services.leads import change_lead, subscribe
 from config import sweeping
+from config.errors import Conflict
 from config.models import Decision
 from messaging.models import Message
 from tests.campaigns.conftest import providers  # noqa: F401  as everywhere in campaigns
@@ -48,8 +52,6 @@ def test_the_last_two_executions_end_at_the_same_time(at_once):
 
 def test_two_transactions_that_overlap_for_sure(at_once):
     """The second ends its execution while the first is not committed; neither sees the other's row."""
-    from threading import Event
-
     sequence = SequenceFactory()
     one, two = work(sequence), work(sequence)
     first_has_written = Event()
@@ -222,6 +224,29 @@ def test_eight_followers_record_each_result_once(at_once, sweep):
     assert Execution.objects.filter(status="pending").count() == 60
 
 
+def test_a_refused_sender_is_told_once_and_nobody_waits_for_another(at_once, sweep):
+    for _round in range(ROUNDS):
+        sender = SenderFactory()
+        sequence = SequenceFactory()
+        many(sequence, 30, due=lambda n: NOW, sender=sender)
+        sweep("send_due_steps", NOW)
+        late = many(sequence, 5, due=lambda n: NOW, sender=sender)
+        mine = Message.objects.filter(from_address=sender.address)
+        details = {"scope": "sender", "code": "553"}
+        mine.update(status="failed", failed_at=NOW, error_reason="sender_rejected", error_details=details)
+        ids = list(Execution.objects.filter(enrollment__sequence=sequence, status="processing").values_list("pk"))
+        ids = [pk for (pk,) in ids]
+        halves = [ids[:15], ids[15:]]
+        follow = [lambda keys=half: following.record_results(keys, NOW) for half in halves * 2]
+        all_well(at_once(*follow, lambda s=sender: sending.send_due([s.pk], NOW)))
+        # What a worker left because another held the sender is found by the next sweep.
+        sweep("follow_message_results", NOW)
+        assert Sender.objects.get(pk=sender.pk).status == "error"
+        assert Decision.objects.filter(rule="sender.rejected", object_id=str(sender.pk)).count() == 1
+        assert Execution.objects.filter(pk__in=ids, status="failed").count() == 30
+        assert Execution.objects.filter(pk__in=[row.pk for row in late], status="failed").count() == 0
+
+
 def test_enrolling_the_same_leads_at_once_enrolls_them_once(at_once):
     sequence = SequenceFactory()
     StepFactory(sequence=sequence)
@@ -296,3 +321,185 @@ def sweep(transactional_db):
         return ran["counts"]
 
     return run
+
+
+def test_two_senders_do_not_leave_their_leads_to_each_other(at_once):
+    for _round in range(ROUNDS):
+        one, two = SenderFactory(), SenderFactory()
+        row = work(sender=one)
+        results = at_once(
+            lambda a=one, b=two: senders.delete_sender(a.pk, reassign_to=b.pk),
+            lambda a=one, b=two: senders.delete_sender(b.pk, reassign_to=a.pk),
+        )
+        assert [type(result) for result in results if isinstance(result, Exception)] == [Conflict]
+        assert Sender.objects.healthy().filter(enrollments=row.enrollment_id).count() == 1
+
+
+def test_a_lead_completed_while_it_is_enrolled_is_not_forgotten(at_once):
+    """Neither sees the other's row: the one who enrolls no address, the one who gives it no step that waits for it."""
+    from threading import Event
+
+    sequence = StepFactory(channel="sms", body="hi").sequence
+    lead = LeadFactory(application=sequence.application)
+    enrolled, told = Event(), Event()
+
+    def enroll():
+        with transaction.atomic():
+            enrolling.enroll_leads(sequence.pk, [lead.pk], NOW)
+            enrolled.set()
+            while not (somebody_waits() or told.is_set()):
+                pass
+
+    def complete():
+        enrolled.wait(10)
+        change_lead(lead.pk, {"phone": "+821012345678"}, NOW)
+        told.set()
+
+    all_well(at_once(enroll, complete))
+    assert Execution.objects.get().status == "pending"
+
+
+def test_a_lead_completed_just_before_it_is_enrolled_is_seen(at_once):
+    from threading import Event
+
+    sequence = StepFactory(channel="sms", body="hi").sequence
+    lead = LeadFactory(application=sequence.application)
+    changed, made = Event(), Event()
+
+    def complete():
+        with transaction.atomic():
+            change_lead(lead.pk, {"phone": "+821012345678"}, NOW)
+            changed.set()
+            while not (somebody_waits() or made.is_set()):
+                pass
+
+    def enroll():
+        changed.wait(10)
+        enrolling.enroll_leads(sequence.pk, [lead.pk], NOW)
+        made.set()
+
+    all_well(at_once(complete, enroll))
+    assert Execution.objects.get().status == "pending"
+
+
+def test_a_lead_completed_while_its_due_step_is_parked_is_not_forgotten(at_once):
+    from threading import Event
+
+    step = StepFactory(channel="sms", body="hi")
+    row = work(step.sequence, sender=SenderFactory(channel="sms", address="+821012340000"), step=step)
+    lead = row.enrollment.lead
+    changed, sent = Event(), Event()
+
+    def complete():
+        with transaction.atomic():
+            change_lead(lead.pk, {"phone": "+821012345678"}, NOW)
+            changed.set()
+            while not (somebody_waits() or sent.is_set()):
+                pass
+
+    def send():
+        changed.wait(10)
+        sending.send_due([row.enrollment.sender_id], NOW)
+        sent.set()
+
+    all_well(at_once(complete, send))
+    assert Execution.objects.get().status == "pending"
+
+
+@contextmanager
+def held(row):
+    """Somebody is at this row and does not come to an end."""
+    other = connections.create_connection("default")
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute(f"SELECT 1 FROM {row._meta.db_table} WHERE id = %s FOR NO KEY UPDATE", [row.pk])
+        yield other
+    finally:
+        other.close()
+
+
+@pytest.fixture
+def impatient(transactional_db):
+    """Whoever waits for a row is found out."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '500ms'")
+        yield
+        cursor.execute("RESET lock_timeout")
+
+
+HOW = {
+    "stale in a completed one": ("completed", {"due": NOW - 50 * DAY}, {"stale": 1, "cleared": 1}),
+    "stranded and stale": ("active", {"due": NOW - 50 * DAY}, {"stale": 1, "completed": 1}),
+    "stranded and deferred": ("active", {"due": NOW - DAY, "status": "deferred"}, {"requeued": 1}),
+    "orphaned": ("paused", {"enrollment": "stopped"}, {"orphaned": 1}),
+    "idle": ("paused", {"status": "sent"}, {"idle": 1}),
+}
+
+
+@pytest.mark.parametrize("where", ["execution", "enrollment", "sequence"])
+@pytest.mark.parametrize(("status", "fields", "counts"), HOW.values(), ids=list(HOW))
+def test_a_tick_waits_for_nobody_and_comes_again(sweep, impatient, where, status, fields, counts):
+    sender = SenderFactory()
+    mine, other = (work(SequenceFactory(status=status), sender=sender, **fields) for _n in range(2))
+    row = {"execution": mine, "enrollment": mine.enrollment, "sequence": mine.enrollment.sequence}[where]
+    with held(row):
+        done = sweep("reconcile_sequences", NOW)
+        after = Sequence.objects.get(pk=mine.enrollment.sequence_id)
+    # Nobody writes the execution of an idle enrollment, so whoever holds it is in nobody's way.
+    if (where, counts) == ("execution", {"idle": 1}):
+        assert done == {"idle": 2}
+    else:
+        assert done == counts
+        assert after.status == status
+        assert sweep("reconcile_sequences", NOW) == counts
+    assert sweep("reconcile_sequences", NOW) == {}
+    assert_right()
+
+
+@pytest.mark.parametrize("where", ["enrollment", "sequence"])
+def test_results_are_followed_around_whoever_is_at_one_of_them(sweep, impatient, where):
+    rows = [work(sender=SenderFactory(), due=NOW) for _n in range(2)]
+    sweep("send_due_steps", NOW)
+    Message.objects.update(status="successful", sent_at=NOW)
+    with held(rows[0].enrollment if where == "enrollment" else rows[0].enrollment.sequence):
+        assert sweep("follow_message_results", NOW)["sent"] == 1
+    assert sweep("follow_message_results", NOW)["sent"] == 1
+    assert {row.status for row in Sequence.objects.all()} == {"completed"}
+
+
+def test_steps_go_out_around_whoever_is_at_a_sequence(sweep, impatient):
+    rows = [work(sender=SenderFactory(), due=NOW) for _n in range(2)]
+    with held(rows[0].enrollment.sequence):
+        assert sweep("send_due_steps", NOW)["claimed"] == 1
+    assert sweep("send_due_steps", NOW)["claimed"] == 1
+
+
+def test_the_absent_come_back_around_whoever_is_at_a_sequence(sweep, impatient):
+    rows = [work(enrollment="paused", due=NOW + DAY) for _n in range(2)]
+    Enrollment.objects.update(resume_at=NOW, paused_at=NOW - DAY)
+    with held(rows[0].enrollment.sequence):
+        assert sweep("resume_paused_enrollments", NOW)["resumed"] == 1
+    assert sweep("resume_paused_enrollments", NOW)["resumed"] == 1
+
+
+@pytest.mark.parametrize("end", [sequences.archive_sequence, sequences.complete_sequence])
+def test_who_ends_a_sequence_takes_along_what_another_was_at(at_once, end):
+    """Left behind, a step of an archived sequence would wait for ever: nobody looks after it any more."""
+    row = work(SequenceFactory(status="paused"), due=NOW + DAY)
+    held_it, done = Event(), Event()
+
+    def touch():
+        with transaction.atomic():
+            Execution.objects.filter(pk=row.pk).update(scheduled_at=NOW + 2 * DAY)
+            held_it.set()
+            done.wait(1)
+
+    def finish():
+        held_it.wait(10)
+        end(row.enrollment.sequence_id, NOW)
+        done.set()
+
+    all_well(at_once(touch, finish))
+    found = Execution.objects.get(pk=row.pk)
+    assert (found.status, found.enrollment.status) == ("skipped", "stopped")
