@@ -21,7 +21,7 @@ VERSION = "reference-1"
 
 
 class Refused(Exception):
-    """The server knows us and says no for good: a wrong token, or not our PC."""
+    """The server says no for good: a wrong token or URL, or not our PC."""
 
 
 class Away(Exception):
@@ -52,14 +52,20 @@ class Server:
         status, text, wait = self._exchange(path, body, headers, again=self.connection is not None)
         if status >= 500 or status == 429:
             raise Away(f"status {status}", wait)
-        return status, json.loads(text) if text else None
+        try:
+            return status, json.loads(text) if text else None
+        except ValueError:
+            # A page for people: of another site when refused, of a proxy that stands before ours when not.
+            if status >= 300:
+                return status, None
+            raise Away("an answer that is not JSON") from None
 
     def _exchange(self, path: str, body: Any, headers: dict[str, str], again: bool) -> tuple[int, bytes, float]:
         try:
             connection = self.connection or self._connect()
             connection.request("POST", f"{self.base}{path}", json.dumps(body), headers)
             answer = connection.getresponse()
-            return answer.status, answer.read(), float(answer.headers.get("Retry-After") or 0.5)
+            return answer.status, answer.read(), _seconds(answer.headers.get("Retry-After"))
         except (OSError, HTTPException) as error:
             self.close()
             if again:
@@ -151,7 +157,7 @@ class Agent:
         ]
         body = {"agent_version": VERSION, "system": {"jobs": len(self.jobs)}, "devices": listed}
         status, answer = self.ask(f"/pcs/{self.pc}/heartbeat/", body)
-        if status in (401, 403, 404):
+        if status not in (0, 200):
             raise Refused(f"heartbeat of {self.pc}: {status} {_detail(answer)}")
 
     def claim(self) -> int:
@@ -205,8 +211,13 @@ class Agent:
                     return 0, None
 
 
+def _seconds(text: str | None) -> float:
+    """Retry-After may also be a date; half a second is as good then."""
+    return float(text) if text and text.isdecimal() else 0.5
+
+
 def _detail(answer: Any) -> str:
     try:
         return str(answer["errors"][0]["detail"])
     except (KeyError, IndexError, TypeError):
-        return ""
+        return "and no reason: is the URL right?"

@@ -13,7 +13,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 from config import sweeping
 from config.integrity import Invariant
-from devices.models import MAX_SLOTS, PC, Device, DeviceHistory, PCSummary, Task, TaskDevice
+from devices import services
+from devices.models import MAX_SLOTS, PC, Device, PCSummary, Task, TaskDevice
 
 
 def two_running_tasks(now: datetime) -> QuerySet[Task]:
@@ -32,14 +33,7 @@ def attempt_above_max(now: datetime) -> QuerySet[TaskDevice]:
 
 
 def final_failure_without_device_error(now: datetime) -> QuerySet[TaskDevice]:
-    """A device out of use, or recovered by somebody since, has had its error."""
-    recovered = DeviceHistory.objects.filter(
-        device=OuterRef("device"), act=DeviceHistory.Act.RECOVER, created_at__gte=OuterRef("completed_at")
-    )
-    usable = [Device.Status.ONLINE, Device.Status.BUSY, Device.Status.OFFLINE]
-    return TaskDevice.objects.filter(status="failed", final=True, retryable=True, device__status__in=usable).filter(
-        ~Exists(recovered)
-    )
+    return TaskDevice.objects.unanswered()
 
 
 def slots_above_target(now: datetime) -> QuerySet[PCSummary]:
@@ -48,24 +42,22 @@ def slots_above_target(now: datetime) -> QuerySet[PCSummary]:
 
 
 def task_that_cannot_end(now: datetime) -> QuerySet[Task]:
-    """Running for a day longer than anything in it may take, or waiting with nothing in front of it."""
-    late = now - settings.TASK_STALLED_AFTER - settings.STUCK_AFTER
+    """Running though all had their turn, or a day longer than anything in it may take; or waiting behind nothing."""
+    just_now = now - settings.STUCK_AFTER
+    late = just_now - settings.TASK_STALLED_AFTER
+    running = Task.objects.filter(status=Task.Status.RUNNING)
     rows = TaskDevice.objects.filter(task=OuterRef("pk"))
-    idle = Task.objects.filter(status=Task.Status.RUNNING, started_at__lt=late).filter(
-        ~Exists(rows.filter(changed_at__gte=late))
-    )
-    overdue = TaskDevice.objects.running().filter(task=OuterRef("pk"), deadline_at__lt=now - settings.STUCK_AFTER)
-    stuck = Task.objects.filter(status=Task.Status.RUNNING).filter(Exists(overdue))
-    if Task.objects.filter(status=Task.Status.RUNNING).exists():
-        return idle | stuck
-    return Task.objects.filter(status=Task.Status.PENDING, created_at__lt=now - settings.STUCK_AFTER)
+    idle = Q(~Exists(rows.filter(changed_at__gte=late)), started_at__lt=late)
+    stuck = Q(Exists(rows.running().filter(deadline_at__lt=just_now)))
+    unsettled = Q(Exists(rows.open())) | Q(Exists(rows.filter(completed_at__gte=just_now)))
+    over = ~unsettled & Q(pk__in=running.counted().filter(taken__gte=F("device_count")).values("pk"))
+    if running.exists():
+        return running.filter(idle | stuck | over)
+    return Task.objects.filter(status=Task.Status.PENDING, created_at__lt=just_now)
 
 
 def busy_without_run(now: datetime) -> QuerySet[Device]:
-    running = TaskDevice.objects.running().filter(device=OuterRef("pk"))
-    return Device.objects.filter(
-        Q(status=Device.Status.BUSY) & ~Exists(running) | Q(status=Device.Status.ONLINE) & Exists(running)
-    )
+    return Device.objects.mistaken()
 
 
 def run_the_sweeps(now: datetime) -> Counter[str]:
@@ -90,6 +82,8 @@ INVARIANTS = [
         "error",
         _("A run failed for good, and its device was put back to work without anybody recovering it."),
         final_failure_without_device_error,
+        healer=lambda now: Counter(error=services.break_down_devices(now)),
+        heals=_("puts the devices in error until somebody recovers them"),
     ),
     Invariant(
         "devices.slots_above_target",
@@ -110,6 +104,8 @@ INVARIANTS = [
         "error",
         _("A device says busy without a run, or idle with one."),
         busy_without_run,
+        healer=lambda now: Counter(corrected=services.correct_busy_devices(now)),
+        heals=_("makes busy what runs and online what does not"),
     ),
 ]
 

@@ -37,7 +37,7 @@ def mark_silent_pcs(sweep: Sweep) -> None:
 def promote_next_task(sweep: Sweep) -> None:
     """Rows nobody will claim first: they may be all that the running task waits for."""
     _give_up(sweep, TaskDevice.objects.unservable, Kind.CANCELLED)
-    sweep.repeat(lambda: services.advance_queue(sweep.now, sweep.run_id))
+    sweep.repeat(lambda: services.advance_queue(sweep.clock(), sweep.run_id))
 
 
 def _give_up(sweep: Sweep, hopeless: Callable[[datetime], QuerySet[TaskDevice]], kind: str) -> None:

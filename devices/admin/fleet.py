@@ -123,21 +123,23 @@ class DeviceAdmin(ConsoleAdmin):
     state = badge("status", description=_("status"), tooltip=lambda device: device.error_reason or "")
     actions = [
         confirmed_action(
-            _("Recover the chosen devices"),
+            _("Recover"),
             _lines,
             _recover,
             permissions=["devices.change_device"],
             name="recover",
             icon="healing",
+            when=lambda device: device.status in ("error", "quarantined"),
         ),
         confirmed_action(
-            _("Quarantine the chosen devices"),
+            _("Quarantine"),
             _lines,
             _quarantine,
             permissions=["devices.change_device"],
             name="quarantine",
             icon="block",
             danger=True,
+            when=lambda device: device.status != "quarantined",
         ),
     ]
 

@@ -1,11 +1,13 @@
 """Tasks with their progress, the queue, and each device's run as a timeline."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django import forms
 from django.contrib import admin
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
@@ -18,12 +20,27 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action
+from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextareaWidget
 
-from config.console import ConsoleAdmin, Entry, Figure, Panel, Row, badge, columns, confirmed_action, few, panel
+from config.console import (
+    ConsoleAdmin,
+    Entry,
+    Figure,
+    Panel,
+    RefusableForm,
+    Row,
+    ServiceAdmin,
+    badge,
+    can_become,
+    columns,
+    confirmed_action,
+    few,
+    panel,
+)
 from config.errors import Conflict
 from devices import services
 from devices.admin.bars import bar, progress
-from devices.models import PC, Attempt, Event, PCSummary, Task, TaskDevice
+from devices.models import MOST_DEVICES, PC, Attempt, Event, PCSummary, Task, TaskDevice
 
 COLOURS = {"pending": "", "running": "info", "success": "success", "failed": "danger", "cancelled": "warning"}
 EVENT_TONES = {
@@ -33,6 +50,7 @@ EVENT_TONES = {
 ICONS = {"success": "check_circle", "cancelled": "cancel", None: "play_circle"}
 OUTCOMES: dict[Any, Any] = {"success": _("success"), None: _("running"), **dict(TaskDevice.FailureKind.choices)}
 ROWS_SHOWN, ACTIVE_SHOWN, WAITING_SHOWN, WAITING_COUNTED = 200, 8, 50, 100
+MOST_BYTES = 64 * 1024
 SPANS, SPAN, SLOTS_KEPT = 48, timedelta(minutes=30), 60
 
 
@@ -47,7 +65,9 @@ def _retry(ids: list[UUID], actor: Any, reason: str) -> Counter[str]:
 def _each(ids: list[UUID], verb: Any, word: str) -> Counter[str]:
     """Locked in the order of all, then the oldest last: cancelling a queue must not start each task for a moment."""
     done: Counter[str] = Counter()
-    for task in sorted(Task.objects.filter(pk__in=ids).locked(), key=lambda task: task.created_at, reverse=True):
+    for task in sorted(
+        Task.objects.filter(pk__in=ids).locked(), key=lambda task: (task.created_at, task.pk), reverse=True
+    ):
         try:
             verb(task, timezone.now())
             done[word] += 1
@@ -56,10 +76,44 @@ def _each(ids: list[UUID], verb: Any, word: str) -> Counter[str]:
     return done
 
 
+class TaskForm(RefusableForm):
+    """A new task; a task that exists is cancelled or run again, not edited."""
+
+    device_count = forms.IntegerField(
+        label=_("Devices"), min_value=1, max_value=MOST_DEVICES, widget=UnfoldAdminIntegerFieldWidget()
+    )
+    payload = forms.JSONField(
+        label=_("Payload"), required=False, initial=dict, widget=UnfoldAdminTextareaWidget(attrs={"rows": 5})
+    )
+    selector = forms.JSONField(
+        label=_("Selector"),
+        required=False,
+        initial=dict,
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 2}),
+        help_text=_('Only devices with all of these labels, such as {"rack": "A"}.'),
+    )
+
+    class Meta:
+        model = Task
+        fields = ["name", "device_count", "payload", "selector"]
+
+    def clean_selector(self) -> dict[str, str]:
+        found = self.cleaned_data["selector"] or {}
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise forms.ValidationError(_now("Expected an object of texts."))
+        return found
+
+    def clean_payload(self) -> Any:
+        found = self.cleaned_data["payload"]
+        if len(json.dumps(found, ensure_ascii=False).encode()) > MOST_BYTES:
+            raise forms.ValidationError(_now("The payload is larger than 64 KiB."))
+        return {} if found is None else found
+
+
 @admin.register(Task)
-class TaskAdmin(ConsoleAdmin):
+class TaskAdmin(ServiceAdmin):
     icon, menu_order = "list_alt", 10
-    read_only = True
+    form = TaskForm
     state_colours = COLOURS
     list_display = ["name", "state", "progress_bar", "created_at", "started_at", "completed_at"]
     list_filter = ["status"]
@@ -74,14 +128,37 @@ class TaskAdmin(ConsoleAdmin):
     state = badge("status", description=_("status"))
     actions_list = ["queue"]
     actions = [
-        confirmed_action(_("Cancel the chosen tasks"), None, _cancel, permissions=["devices.change_task"], danger=True),
         confirmed_action(
-            _("Run the chosen tasks' failed devices again"), None, _retry, permissions=["devices.change_task"]
+            _("Cancel"),
+            None,
+            _cancel,
+            permissions=["devices.change_task"],
+            danger=True,
+            when=can_become("cancelled"),
+        ),
+        confirmed_action(
+            _("Run failed devices again"),
+            None,
+            _retry,
+            permissions=["devices.change_task"],
+            when=lambda task: bool(task.completed_at and task.devices_failed),
         ),
     ]
 
     class Media:
         css = {"all": ["devices/devices.css"]}
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return super().get_fields(request, obj) if obj else TaskForm.Meta.fields
+
+    def create(self, request: HttpRequest, fields: dict[str, Any]) -> Task:
+        return services.create_task(now=timezone.now(), **fields)
 
     @admin.display(description=_("progress"))
     def progress_bar(self, task: Task) -> str:

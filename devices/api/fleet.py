@@ -35,7 +35,7 @@ DEVICES_PER_HEARTBEAT = 200
 class PCSerializer(StrictModelSerializer):
     pc_id = serializers.UUIDField(source="id", read_only=True)
     stale = serializers.SerializerMethodField()
-    last_heartbeat = serializers.DateTimeField(source="last_heartbeat_at", read_only=True)
+    last_heartbeat = serializers.DateTimeField(source="last_heartbeat_at", read_only=True, allow_null=True)
     device_count = serializers.IntegerField(source="summary.device_count", read_only=True)
     eligible_device_count = serializers.IntegerField(source="summary.eligible_device_count", read_only=True)
     running_count = serializers.IntegerField(source="summary.running_count", read_only=True)
@@ -71,16 +71,18 @@ class DeviceReportSerializer(StrictSerializer):
     connection_id = serializers.CharField(max_length=200, required=False, allow_null=True, allow_blank=True)
     status = serializers.ChoiceField(choices=["online", "busy", "offline"], default="online")
     battery = serializers.IntegerField(min_value=0, max_value=100, required=False, allow_null=True)
-    model = serializers.CharField(max_length=200, required=False, allow_blank=True)
+    model = serializers.CharField(max_length=200, required=False, allow_blank=True, allow_null=True)
     labels = Labels(required=False)
 
     def to_internal_value(self, data: Any) -> Any:
         told = dict(super().to_internal_value(data))
+        if "model" in told:
+            told["model"] = told["model"] or ""
         return services.DeviceReport(told.pop("serial"), told.pop("status") == "offline", told)
 
 
 class PCHeartbeatSerializer(StrictSerializer):
-    agent_version = serializers.CharField(max_length=100, required=False, allow_blank=True)
+    agent_version = serializers.CharField(max_length=100, required=False, allow_blank=True, allow_null=True)
     system = JSONObject(required=False, allow_null=True)
     # Not many=True: its allow_null would also be each item's.
     devices = serializers.ListField(

@@ -25,13 +25,11 @@ from config.rest import (
 )
 from devices import services
 from devices.api.fields import ACT_AS_AGENT, Labels, OwnRows, StatusFilter
-from devices.models import Attempt, Event, Task, TaskDevice
-
-MOST_DEVICES = 1_000_000
+from devices.models import MOST_DEVICES, Attempt, Event, Task, TaskDevice
 
 
 class TaskSerializer(StrictModelSerializer):
-    retry_of = serializers.UUIDField(source="retry_of_id", read_only=True)
+    retry_of = serializers.UUIDField(source="retry_of_id", read_only=True, allow_null=True)
     payload = serializers.JSONField(read_only=True)
     selector = serializers.DictField(child=serializers.CharField(), read_only=True)
 
@@ -96,15 +94,19 @@ class TaskViewSet(IdempotentMixin, UUIDLookup, ReadOnlyModelViewSet):
 
 
 class RunAttemptSerializer(StrictModelSerializer):
+    task_device_id = serializers.UUIDField(read_only=True)
+
     class Meta:
         model = Attempt
-        fields = ["attempt_no", "claimed_by", "started_at", "ended_at", "outcome", "error"]
+        fields = ["task_device_id", "attempt_no", "claimed_by", "started_at", "ended_at", "outcome", "error"]
 
 
 class RunEventSerializer(StrictModelSerializer):
+    task_device_id = serializers.UUIDField(read_only=True)
+
     class Meta:
         model = Event
-        fields = ["event", "attempt_no", "created_at"]
+        fields = ["task_device_id", "event", "attempt_no", "created_at"]
 
 
 class TaskDeviceSerializer(StrictModelSerializer):

@@ -14,7 +14,7 @@ from uuid_utils.compat import uuid7
 
 from config.statemachine import Swept, WaitsFor, state_triggers
 from config.triggers import append_only
-from devices.triggers import device_times
+from devices.triggers import device_times, pc_times
 
 if TYPE_CHECKING:
     from devices.models.work import Task
@@ -39,7 +39,7 @@ class PCQuerySet(models.QuerySet["PC"]):
 
 
 class PC(models.Model):
-    """A machine full of devices. Born offline: only a heartbeat is a sign of life."""
+    """A machine full of devices. Ours are born offline: only a heartbeat is a sign of life."""
 
     class Status(models.TextChoices):
         ONLINE = "online", _("online")
@@ -60,6 +60,8 @@ class PC(models.Model):
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     objects = PCQuerySet.as_manager()
+    # A person's SQL may bring in what is there already.
+    born = tuple(Status.values)
     liveness = {
         Status.ONLINE: Swept("devices.mark_silent_pcs", _("180 s without a heartbeat"), since="last_heartbeat_at"),
         Status.OFFLINE: WaitsFor(_("its agent's next heartbeat")),
@@ -69,7 +71,7 @@ class PC(models.Model):
         db_table = "pcs"
         verbose_name = _("PC")
         verbose_name_plural = _("PCs")
-        triggers = state_triggers()
+        triggers = [*state_triggers(), *pc_times()]
         constraints = [
             models.CheckConstraint(condition=Q(pc_number__regex=r"^PC-[0-9]{2,6}$"), name="pcs_pc_number"),
             models.CheckConstraint(condition=Q(max_slots__range=(1, MAX_SLOTS)), name="pcs_max_slots"),
@@ -143,6 +145,14 @@ class DeviceQuerySet(models.QuerySet["Device"]):
         """Up, on a PC that is not: it was recovered in the instant its PC fell silent."""
         return self.filter(status__in=[Device.Status.ONLINE, Device.Status.BUSY], pc__status=PC.Status.OFFLINE)
 
+    def mistaken(self) -> "DeviceQuerySet":
+        """Says busy without a run, or online with one."""
+        from devices.models.work import TaskDevice
+
+        running = TaskDevice.objects.running().filter(device=OuterRef("pk"))
+        idle, at_work = ~Exists(running), Exists(running)
+        return self.filter(Q(idle, status=Device.Status.BUSY) | Q(at_work, status=Device.Status.ONLINE))
+
     def in_order(self) -> "DeviceQuerySet":
         """Whoever locks several devices locks them in this order, so nobody waits in a circle."""
         return self.order_by("pk").select_for_update(no_key=True, of=("self",))
@@ -176,7 +186,7 @@ class Device(models.Model):
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     objects = DeviceQuerySet.as_manager()
-    born = (Status.ONLINE, Status.OFFLINE)
+    born = tuple(Status.values)
     liveness = {
         Status.ONLINE: Swept("devices.mark_silent_pcs", _("180 s after its PC's last heartbeat"), since="created_at"),
         Status.BUSY: Swept("devices.time_out_attempts", _("20 minutes after the run's start"), since="created_at"),

@@ -7,18 +7,20 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import connection, models
-from django.db.models import F, Q
+from django.db.models import Count, Exists, F, OuterRef, Q
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django_fsm import FSMField, transition
 from uuid_utils.compat import uuid7
 
 from config.statemachine import Swept, state_triggers
-from config.triggers import append_only
-from devices.models.fleet import PC, Device
-from devices.triggers import row_history
+from config.triggers import append_only, undeletable
+from devices.models.fleet import PC, Device, DeviceHistory
+from devices.triggers import row_history, task_times
 
 # Fixed by the database: deadline_at = started_at + RUN_LIMIT, and no lease reaches beyond it.
 RUN_LIMIT = timedelta(minutes=20)
+MOST_DEVICES = 1_000_000  # that one task may ask for
 LEASE = timedelta(minutes=5)
 
 
@@ -46,6 +48,15 @@ class TaskQuerySet(models.QuerySet["Task"]):
         """Running with no row open."""
         return self.filter(status=Task.Status.RUNNING, devices_taken=F("devices_done") + F("devices_failed"))
 
+    def counted(self) -> Any:
+        """With what its rows say: how many were `taken`, `done` and `failed`."""
+        status = TaskDevice.Status
+        return self.annotate(
+            taken=Count("rows", filter=~Q(rows__status=status.CANCELLED)),
+            done=Count("rows", filter=Q(rows__status=status.SUCCESS)),
+            failed=Count("rows", filter=Q(rows__status=status.FAILED)),
+        )
+
     def locked(self) -> "TaskQuerySet":
         """In the order everybody takes them: a PC, then tasks by id, then their rows, then devices by id."""
         return self.order_by("pk").select_for_update(no_key=True, of=("self",))
@@ -71,7 +82,7 @@ class Task(models.Model):
     retry_of = models.ForeignKey(
         "self", models.PROTECT, null=True, blank=True, related_name="retries", verbose_name=_("retry of")
     )
-    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     completed_at = models.DateTimeField(_("completed"), null=True, blank=True)
     # Kept by the trigger of task_devices. Cancelled rows count in none of them.
@@ -80,6 +91,9 @@ class Task(models.Model):
     devices_failed = models.IntegerField(_("devices failed"), default=0)
 
     objects = TaskQuerySet.as_manager()
+    ENDED = (Status.SUCCESS, Status.FAILED, Status.CANCELLED)
+    # A person's SQL may bring in what is there already: history, a run under way.
+    born = tuple(Status.values)
     liveness = {
         Status.PENDING: Swept("devices.promote_next_task", _("as soon as no task is running")),
         Status.RUNNING: Swept(
@@ -93,7 +107,7 @@ class Task(models.Model):
         db_table = "tasks"
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
-        triggers = state_triggers()
+        triggers = [*state_triggers(), *task_times()]
         constraints = [
             models.UniqueConstraint(fields=["status"], condition=Q(status="running"), name="tasks_one_running"),
             models.CheckConstraint(condition=Q(device_count__gte=1), name="tasks_device_count"),
@@ -143,6 +157,9 @@ class TaskDeviceQuerySet(models.QuerySet["TaskDevice"]):
     def running(self) -> "TaskDeviceQuerySet":
         return self.filter(status=TaskDevice.Status.RUNNING)
 
+    def open(self) -> "TaskDeviceQuerySet":
+        return self.filter(status__in=[TaskDevice.Status.PENDING, TaskDevice.Status.RUNNING])
+
     def retrying(self) -> "TaskDeviceQuerySet":
         return self.pending().filter(attempt__gte=1)
 
@@ -180,10 +197,22 @@ class TaskDeviceQuerySet(models.QuerySet["TaskDevice"]):
             )
             return cursor.fetchone()
 
+    def unanswered(self) -> "TaskDeviceQuerySet":
+        """Failed for good, the device is up or offline, and nobody has recovered it since."""
+        recovered = DeviceHistory.objects.filter(
+            device=OuterRef("device"), act=DeviceHistory.Act.RECOVER, created_at__gte=OuterRef("completed_at")
+        )
+        usable = [Device.Status.ONLINE, Device.Status.BUSY, Device.Status.OFFLINE]
+        failed = self.filter(status=TaskDevice.Status.FAILED, final=True, retryable=True)
+        return failed.filter(~Exists(recovered), device__status__in=usable)
+
     def unservable(self, now: datetime) -> "TaskDeviceQuerySet":
-        """Pending rows nobody will claim: the device is out of use, or nobody came for a day."""
+        """Pending rows nobody may claim, for good as far as anyone can tell, or nobody has for a day."""
         out_of_use = Q(device__status__in=[Device.Status.ERROR, Device.Status.QUARANTINED])
-        return self.pending().filter(out_of_use | Q(changed_at__lt=now - settings.TASK_STALLED_AFTER))
+        unsuited = ~Q(device__labels__contains=F("task__selector"))
+        over = Q(task__status__in=Task.ENDED) | Q(attempt__gte=F("max_attempts"))
+        unclaimed = Q(changed_at__lt=now - settings.TASK_STALLED_AFTER)
+        return self.pending().filter(out_of_use | unsuited | over | unclaimed)
 
 
 class TaskDevice(models.Model):
@@ -233,6 +262,7 @@ class TaskDevice(models.Model):
     created_at = models.DateTimeField(_("created"))
 
     objects = TaskDeviceQuerySet.as_manager()
+    born = tuple(Status.values)
     liveness = {
         Status.PENDING: Swept(
             "devices.mark_silent_pcs", _("20 minutes after its PC or device went away"), since="changed_at"
@@ -359,6 +389,7 @@ class Attempt(models.Model):
         verbose_name = _("attempt")
         verbose_name_plural = _("attempts")
         default_permissions = ()
+        triggers = undeletable("task_device_attempts")
         constraints = [
             models.UniqueConstraint(fields=["task_device", "attempt_no"], name="task_device_attempts_once"),
             models.CheckConstraint(
@@ -370,6 +401,11 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task_device_id} #{self.attempt_no}"
+
+
+EVENTS = [
+    "CREATED", "SENT", "ACKED", "SUCCEEDED", "FAILED", "TIMEOUT", "RETRY_SCHEDULED", "FAILED_FINAL", "CANCELLED",
+]  # fmt: skip
 
 
 class Event(models.Model):
@@ -397,6 +433,7 @@ class Event(models.Model):
         verbose_name = _("event")
         verbose_name_plural = _("events")
         default_permissions = ()
+        constraints = [models.CheckConstraint(condition=Q(event__in=EVENTS), name="tasks_event_kind")]
         indexes = [models.Index(fields=["task_device", "id"], name="tasks_event_of_row")]
         triggers = append_only("tasks_event")
 

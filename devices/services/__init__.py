@@ -11,6 +11,8 @@ from devices.services.attempts import (
 )
 from devices.services.fleet import (
     assign_agent,
+    break_down_devices,
+    correct_busy_devices,
     create_pc,
     mark_pcs_offline,
     quarantine_devices,
@@ -26,10 +28,12 @@ __all__ = [
     "ack_task_device",
     "advance_queue",
     "assign_agent",
+    "break_down_devices",
     "cancel_task",
     "claim_task_devices",
     "claim_token",
     "complete_task_device",
+    "correct_busy_devices",
     "create_pc",
     "create_task",
     "expire_leases",

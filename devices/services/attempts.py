@@ -18,6 +18,7 @@ from devices.services.ends import cancel_rows, cancel_runs, end_runs
 from devices.services.queue import lock_active_task, settle
 
 Status, Kind = TaskDevice.Status, TaskDevice.FailureKind
+UP = [Device.Status.ONLINE, Device.Status.BUSY]
 
 
 class TokenNotCurrent(Conflict):
@@ -78,16 +79,19 @@ def _choose(task: Task, candidates: list[Any], wanted: int, now: datetime) -> li
 
 
 def _candidates(task: Task, pc: PC) -> list[Any]:
-    """The PC's idle devices that may run the task now, locked: another PC's list must not take them meanwhile."""
+    """The PC's idle devices that may run the task now, locked: another PC's list must not take them meanwhile.
+
+    Idle is who has no run; one that says busy without it is as good as online.
+    """
     row = FilteredRelation("rows", condition=Q(rows__task=task))
     running = TaskDevice.objects.running().filter(device=OuterRef("pk"))
     waiting = Q(row__status=Status.PENDING, row__attempt__lt=F("row__max_attempts"))
-    suiting = Device.objects.suiting(task)
+    suiting = Device.objects.suiting(task).filter(pc=pc)
     return list(
         Device.objects.in_order()
         .annotate(row=row)
         .annotate(row_id=F("row__id"), row_attempt=F("row__attempt"), row_created_at=F("row__created_at"))
-        .filter(waiting | Q(row__isnull=True, pk__in=suiting.filter(pc=pc)), ~Exists(running), pc=pc, status="online")
+        .filter(waiting | Q(row__isnull=True), ~Exists(running), pk__in=suiting, pc=pc, status__in=UP)
     )
 
 
@@ -165,7 +169,7 @@ def complete_task_device(row_id: UUID, agent: Any, token: str, result: Any, now:
     row, task = _row_to_end(row_id, agent, token, verb="complete")
     if row is None:
         return
-    if task.status != Task.Status.CANCELLED:
+    if task.status not in Task.ENDED:
         raise TokenNotCurrent
     cancel_runs([row.pk], now, ended_by="complete", result=result, error=None)
 

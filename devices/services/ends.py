@@ -22,11 +22,11 @@ def end_runs(
     retryable: bool = True,
     ended_by: str = "",
 ) -> None:
-    """A failed attempt: again while attempts are left, else for good; of a cancelled task it is just cancelled."""
+    """A failed attempt: again while attempts are left, else for good; of a task that is over it is just cancelled."""
     cancelled: list[UUID] = []
     failed: list[UUID] = []
     for row in rows:
-        (cancelled if tasks[row.task_id].status == Task.Status.CANCELLED else failed).append(row.pk)
+        (cancelled if tasks[row.task_id].status in Task.ENDED else failed).append(row.pk)
     if cancelled:
         cancel_runs(cancelled, now, ended_by=ended_by, error=error)
     if failed:

@@ -6,7 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet, Subquery, TextField, Value
+from django.db.models.functions import Coalesce, NullIf
 
 from config.decisions import decide, decide_bulk, record
 from config.errors import Conflict, Invalid
@@ -108,6 +109,38 @@ def recover_devices(ids: list[UUID], actor: Any, reason: str, now: datetime) -> 
         )
     _remember(devices, DeviceHistory.Act.RECOVER, actor, reason, now, _recovered)
     return [device.pk for device in devices]
+
+
+@transaction.atomic
+def break_down_devices(now: datetime) -> int:
+    """Put in error again what came back from a final failure without being recovered. It was counted then."""
+    failed = TaskDevice.objects.filter(device=OuterRef("pk"), final=True, retryable=True).order_by("-completed_at")
+    why = Coalesce(NullIf("error", Value("")), "failure_kind", output_field=TextField())
+    devices = list(Device.objects.filter(pk__in=TaskDevice.objects.unanswered().values("device")).in_order())
+    keys = [device.pk for device in devices]
+    Device.objects.filter(pk__in=keys).update(
+        status=Status.ERROR, errored_at=now, offline_at=None, error_reason=Subquery(failed.values(why=why)[:1])
+    )
+    _decide_states("break_down_devices", devices, lambda _device: Status.ERROR)
+    return len(devices)
+
+
+@transaction.atomic
+def correct_busy_devices(now: datetime) -> int:
+    """Busy is who has a running row. Looked at again under the lock: a run may have begun or ended meanwhile."""
+    locked = Device.objects.filter(pk__in=Device.objects.mistaken().values("pk")).in_order()
+    devices = list(Device.objects.mistaken().filter(pk__in=[device.pk for device in locked]))
+    opposite = {Status.BUSY: Status.ONLINE, Status.ONLINE: Status.BUSY}
+    for before, after in opposite.items():
+        Device.objects.filter(pk__in=[d.pk for d in devices if d.status == before]).update(status=after)
+    _decide_states("correct_busy_devices", devices, lambda device: opposite[Status(device.status)])
+    return len(devices)
+
+
+def _decide_states(rule: str, devices: list[Device], after: Any) -> None:
+    record(
+        decide(rule, device, before={"status": device.status}, after={"status": after(device)}) for device in devices
+    )
 
 
 def _recovered(device: Any) -> Status:

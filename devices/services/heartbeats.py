@@ -48,6 +48,7 @@ def record_heartbeat(
 
 
 def _record_list(pc: PC, reports: dict[str, DeviceReport], now: datetime) -> None:
+    _write_new(pc, reports, now)
     runs, tasks = _lock_runs_of_the_gone(pc, reports)
     known = _lock_known(pc, reports)
     end_runs(runs, tasks, now, kind=TaskDevice.FailureKind.DEVICE_OFFLINE, error="device offline: its PC says so")
@@ -55,6 +56,13 @@ def _record_list(pc: PC, reports: dict[str, DeviceReport], now: datetime) -> Non
     _write_missing([d for d in known.values() if d.pc_id == pc.pk and d.serial not in reports], now)
     for task_id in tasks:
         settle(task_id, now)
+
+
+def _write_new(pc: PC, reports: dict[str, DeviceReport], now: datetime) -> None:
+    """First of all, and in one order: another PC may list the same new devices in this instant."""
+    known = set(Device.objects.filter(serial__in=list(reports)).values_list("serial", flat=True))
+    new = [Device(serial=serial, pc=pc, offline_at=now) for serial in sorted(reports.keys() - known)]
+    Device.objects.bulk_create(new, ignore_conflicts=True)
 
 
 def _lock_runs_of_the_gone(pc: PC, reports: dict[str, DeviceReport]) -> tuple[list[TaskDevice], dict[UUID, Task]]:
@@ -85,15 +93,12 @@ def _write_listed(pc: PC, reports: dict[str, DeviceReport], known: dict[str, Any
     online: list[str] = []
     busy: list[str] = []
     offline: list[str] = []
-    for serial, report in reports.items():
-        device = known.get(serial)
-        if device is not None and device.pc_id != pc.pk and device.at_work:
+    for serial, device in known.items():
+        report = reports.get(serial)
+        if report is None or (device.pc_id != pc.pk and device.at_work):
             continue
         rows.append(_told(pc, report, device, now))
-        if report.offline:
-            offline.append(serial)
-        else:
-            (busy if device is not None and device.at_work else online).append(serial)
+        (offline if report.offline else busy if device.at_work else online).append(serial)
     Device.objects.bulk_create(
         rows,
         update_conflicts=True,
@@ -109,8 +114,8 @@ def _write_listed(pc: PC, reports: dict[str, DeviceReport], known: dict[str, Any
 
 
 def _told(pc: PC, report: DeviceReport, device: Any, now: datetime) -> Device:
-    """The row to insert or, by its serial, to update; it is born offline and its state set with the others'."""
-    before = {name: getattr(device, name) for name in TELEMETRY} if device is not None else {}
+    """What to write to the device of this serial; its state is set with the others'."""
+    before = {name: getattr(device, name) for name in TELEMETRY}
     return Device(
         serial=report.serial,
         pc=pc,

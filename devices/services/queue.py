@@ -14,7 +14,6 @@ from devices.models import Device, Task, TaskDevice
 from devices.services.ends import cancel_rows
 
 Status = Task.Status
-ENDED = (Status.SUCCESS, Status.FAILED, Status.CANCELLED)
 NO_DEVICE = "no_device"
 
 
@@ -28,7 +27,12 @@ def create_task(
     retry_of: Task | None = None,
 ) -> Task:
     task = Task.objects.create(
-        name=name, device_count=device_count, payload=payload, selector=selector or {}, retry_of=retry_of
+        name=name,
+        device_count=device_count,
+        payload=payload,
+        selector=selector or {},
+        retry_of=retry_of,
+        created_at=now,
     )
     promote_next_task(now)
     return Task.objects.get(pk=task.pk)
@@ -38,7 +42,7 @@ def create_task(
 def retry_task(task: Task, now: datetime) -> Task:
     """A new task for the devices that failed, and only them. It does not recover them."""
     task = Task.objects.locked().get(pk=task.pk)
-    if task.status not in ENDED or not task.devices_failed:
+    if task.status not in Task.ENDED or not task.devices_failed:
         raise Conflict("Only a task that ended with failed devices can be retried.", code="nothing_to_retry")
     return create_task(task.name, task.devices_failed, now, task.payload, task.selector, retry_of=task)
 
@@ -47,7 +51,7 @@ def retry_task(task: Task, now: datetime) -> Task:
 def cancel_task(task: Task, now: datetime) -> Task:
     """Pending rows end at once, running ones when their result comes or their lease lapses; the next task starts."""
     task = Task.objects.locked().get(pk=task.pk)
-    if task.status in ENDED:
+    if task.status in Task.ENDED:
         raise Conflict("The task has ended already.", code="illegal_transition")
     was_running = task.status == Status.RUNNING
     cancel_rows(task.rows.pending(), now, TaskDevice.FailureKind.CANCELLED)  # type: ignore[attr-defined]
@@ -112,6 +116,8 @@ def advance_queue(now: datetime, run_id: UUID | None = None) -> Counter[str]:
     """What should have happened in the transaction of a row's end: end the running task, start the next."""
     done: Counter[str] = Counter()
     task = lock_active_task()
+    if task is not None and _recount(task, run_id):
+        done["recounted"] = 1
     if task is not None and (ended := settle(task.pk, now) or _give_up(task, now)):
         done["ended"] = 1
         _decide(ended, Status.RUNNING, run_id)
@@ -121,11 +127,27 @@ def advance_queue(now: datetime, run_id: UUID | None = None) -> Counter[str]:
     return done
 
 
+def _recount(task: Task, run_id: UUID | None) -> bool:
+    """The rows are what is true. A count that a person's SQL left wrong would keep the task from ever ending."""
+    found = Task.objects.counted().get(pk=task.pk)
+    after = {"devices_taken": found.taken, "devices_done": found.done, "devices_failed": found.failed}
+    before = {name: getattr(task, name) for name in after}
+    if before == after or found.taken > task.device_count:
+        return False
+    for name, count in after.items():
+        setattr(task, name, count)
+    task.save(update_fields=list(after))
+    record([decide("recount_rows", task, before=before, after=after, inputs={}, run_id=run_id)])
+    return True
+
+
 def _give_up(task: Task, now: datetime) -> Task | None:
     """No row is open and none was made for a day: nobody comes."""
+    if task.open_rows:
+        return None
     last = task.rows.order_by("-changed_at").values_list("changed_at", flat=True).first()  # type: ignore[attr-defined]
     since = last or task.started_at
-    if task.open_rows or since is None or now - since <= settings.TASK_STALLED_AFTER:
+    if since is None or now - since <= settings.TASK_STALLED_AFTER:
         return None
     return _end(task, now, error=NO_DEVICE)
 

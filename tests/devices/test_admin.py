@@ -89,7 +89,7 @@ def test_devices_are_recovered_and_quarantined_with_a_reason(staff, busy_farm):
 
 
 def test_tasks_are_cancelled_and_retried(staff, busy_farm):
-    first, second = Task.objects.order_by("created_at")
+    first, second = Task.objects.oldest_first()
     names = {action.__name__ for action in __import__("devices.admin", fromlist=["x"]).TaskAdmin.actions}
     cancel, retry = sorted(names, key=lambda name: "retry" in name)
     act(staff, "devices_task", cancel, [first.pk, second.pk])
@@ -148,3 +148,18 @@ def test_slots_over_time_are_the_seconds_run_over_the_length(farm):
     assert shown == [0, 0, 1.5]  # one for a quarter of an hour, one, still running, for the whole
     farm.later(minutes=30)
     assert [round(busy, 3) for _at, busy in Attempt.objects.busy_slots(farm.now, 3, half)] == [0, 1.5, 1]
+
+
+def test_an_operator_queues_a_task(staff):
+    url = reverse("admin:devices_task_add")
+    body = {"name": "update", "device_count": 3, "payload": '{"v": 2}', "selector": '{"rack": "A"}'}
+    for wrong in ({"device_count": 0}, {"selector": '{"rack": 1}'}, {"payload": "{"}, {"payload": f'"{"x" * 65536}"'}):
+        answer = staff.post(url, {**body, **wrong})
+        assert answer.status_code == 200 and next(iter(wrong)) in answer.context["adminform"].form.errors
+    assert not Task.objects.exists()
+    assert staff.post(url, body).status_code == 302
+    task = Task.objects.get()
+    assert (task.status, task.device_count, task.payload, task.selector) == ("running", 3, {"v": 2}, {"rack": "A"})
+    page = reverse("admin:devices_task_change", args=[task.pk])
+    assert "Cancel" in staff.get(page).content.decode()
+    assert staff.post(page, body).status_code == 403

@@ -1,5 +1,8 @@
 """The reference agent over real HTTP."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 from django.contrib.auth.models import Group, User
 from django.core.management import CommandError, call_command
@@ -17,6 +20,29 @@ def token(transactional_db):
     user.groups.add(Group.objects.get(name="device-agent"))
     services.assign_agent(user, "PC-01")
     return AuthToken.objects.create(user)[1]
+
+
+@pytest.fixture
+def page_server():
+    class Page(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(self.server.status)
+            self.send_header("Retry-After", "Wed, 18 Nov 2026 20:00:00 GMT")
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"<p/>")
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 def agent_for(live_server, token, **options):
@@ -72,6 +98,20 @@ def test_the_wrong_token_or_pc_is_refused_for_good(live_server, token):
     services.create_pc("PC-02", 20)
     with pytest.raises(Refused, match="404"):
         Agent(Server(live_server.url, token), "PC-02", 1).run()
+
+
+@pytest.mark.parametrize("path", ["/elsewhere", "/healthz"])
+def test_a_url_that_answers_with_pages_for_people_is_refused_in_one_line(live_server, token, path):
+    with pytest.raises(Refused, match="404 .*URL"):
+        Agent(Server(live_server.url + path, token), "PC-01", 1).run()
+
+
+def test_a_proxys_page_and_its_date_are_no_answer(page_server):
+    for status, text in ((200, "not JSON"), (503, "status 503")):
+        page_server.status = status
+        with pytest.raises(Away, match=text) as caught:
+            Server(f"http://127.0.0.1:{page_server.server_port}", "token").post("/pcs/PC-01/claim/", {})
+        assert caught.value.wait == 0.5
 
 
 def test_a_server_that_is_not_there_is_away():

@@ -73,6 +73,7 @@ def test_a_job_from_heartbeat_to_success(operator, make_agent):
     agent = make_agent()
     task = new_task(operator, payload={"do": "it"})
     assert (task["status"], task["devices_done"], task["retry_of"]) == ("running", 0, None)
+    assert task["created_at"] == task["started_at"]
     [grant] = claim(agent)
     device = Device.objects.get()
     assert set(grant) == {
@@ -86,6 +87,7 @@ def test_a_job_from_heartbeat_to_success(operator, make_agent):
     assert (done.status_code, done.json()["status"], done.json()["result"]) == (200, "success", {"ok": 1})
     assert [event["event"] for event in done.json()["events"]] == ["CREATED", "SENT", "ACKED", "SUCCEEDED"]
     [attempt] = done.json()["attempts"]
+    assert {part["task_device_id"] for part in [attempt, *done.json()["events"]]} == {grant["id"]}
     assert (attempt["attempt_no"], attempt["claimed_by"], attempt["outcome"]) == (1, "PC-01", "success")
     ended = get(operator, f"/tasks/{task['id']}/").json()
     assert (ended["status"], ended["devices_done"], ended["devices_failed"]) == ("success", 1, 0)

@@ -3,9 +3,12 @@
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import IntegrityError, connection, transaction
 
-from devices.models import Attempt, Device, Event, Task, TaskDevice
+from config.models import Decision
+from devices import services
+from devices.models import PC, Attempt, Device, Event, PCSummary, Task, TaskDevice
 
 
 def refused(sql, *params):
@@ -99,6 +102,16 @@ def test_a_change_of_an_event(farm):
     assert Event.objects.count() == 2
 
 
+def test_an_attempt_taken_away(farm):
+    pc = farm.pc()
+    farm.task()
+    farm.claim(pc)
+    assert refused("DELETE FROM task_device_attempts") == "task_device_attempts_kept"
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    assert refused("TRUNCATE task_device_attempts") == "task_device_attempts_kept"
+
+
 def test_no_path_forgets_the_device_or_the_history_of_a_final_failure(farm):
     """Not even plain SQL: the trigger of task_devices writes what follows."""
     pc, task = farm.pc(), farm.task()
@@ -184,3 +197,189 @@ def test_a_kind_of_failure_nobody_knows(farm):
     farm.task()
     farm.claim(pc)
     assert refused("UPDATE task_devices SET failure_kind = 'bogus'") == "task_devices_failure_kind"
+
+
+RUNNING = "'running', 1, now() - interval '{0}', now() - interval '{0}' + interval '20 minutes', now() - interval '1 s'"
+
+
+def bring_in_run(task_id, device, began):
+    run(
+        "INSERT INTO task_devices (task_id, device_id, status, attempt, started_at, deadline_at, lease_expires_at)"
+        f" VALUES (%s, %s, {RUNNING.format(began)})",
+        task_id,
+        device.pk,
+    )
+    return TaskDevice.objects.get(task=task_id, device=device)
+
+
+def told(row):
+    return list(row.events.order_by("id").values_list("event", "attempt_no"))
+
+
+@pytest.mark.parametrize(
+    ("began", "sweep", "kind", "event"),
+    [
+        ("6 minutes", "expire_leases", "lease_expired", "FAILED"),
+        ("20 minutes", "time_out_attempts", "timeout", "TIMEOUT"),
+    ],
+)
+def test_a_run_brought_in_by_hand_is_one_like_others(farm, began, sweep, kind, event):
+    pc, task = farm.pc(), farm.task()
+    farm.later(seconds=1)
+    row = bring_in_run(task.pk, farm.device("PC-01-00"), began)
+    assert (row.claimed_by, farm.device("PC-01-00").status) == (pc, "busy")
+    assert PCSummary.objects.get(pk=pc.pk).running_count == 1
+    assert farm.sweep(sweep) == {kind: 1}
+    assert told(row) == [("CREATED", 0), ("SENT", 1), (event, 1), ("RETRY_SCHEDULED", 1)]
+    assert Attempt.objects.get(task_device=row).outcome == kind
+    [again] = farm.claim(pc)
+    assert (again.id, again.attempt, farm.complete(again).status) == (row.pk, 2, "success")
+    assert farm.status(task) == "success"
+
+
+def test_a_pc_with_devices_brought_in_by_hand_works(farm):
+    run("INSERT INTO pcs (pc_number, status) VALUES ('PC-88', 'online')")
+    pc = PC.objects.get(pc_number="PC-88")
+    assert pc.last_heartbeat_at is not None
+    for status in Device.Status.values:
+        run("INSERT INTO devices (serial, pc_id, status) VALUES (%s, %s, %s)", status, pc.pk, status)
+    assert (farm.device("error").errored_at is not None, farm.device("offline").offline_at is not None) == (True, True)
+    summary = PCSummary.objects.get(pk=pc.pk)
+    assert (summary.device_count, summary.eligible_device_count, summary.error_count) == (5, 2, 1)
+    farm.task(5)
+    assert {grant.device.serial for grant in farm.claim(pc, 5)} == {"online", "busy"}
+    run("UPDATE devices SET status = 'error' WHERE serial = 'busy'")
+    services.recover_devices([farm.device("busy").pk], get_user_model().objects.create(username="boss"), "", farm.now)
+    assert farm.device("busy").status == "busy"
+
+
+def test_an_ended_task_brought_in_by_hand_keeps_its_counts(farm):
+    pc = farm.pc(devices=3)
+    run(
+        "INSERT INTO tasks (name, status, device_count, devices_done, devices_failed, created_at, started_at,"
+        " completed_at) VALUES ('old', 'success', 3, 2, 1, now(), now(), now()),"
+        " ('bare', 'failed', 3, 0, 0, now(), now(), now())"
+    )
+    for name in ("old", "bare"):
+        run(
+            "INSERT INTO task_devices (task_id, device_id, status, attempt, completed_at, final)"
+            " SELECT tasks.id, devices.id, CASE serial WHEN 'PC-01-00' THEN 'failed' ELSE 'success' END, 3, now(),"
+            " serial = 'PC-01-00' FROM tasks, devices WHERE name = %s",
+            name,
+        )
+    assert set(Task.objects.values_list("devices_taken", "devices_done", "devices_failed")) == {(3, 2, 1)}
+    assert farm.device("PC-01-00").status == "error"
+    row = TaskDevice.objects.get(task__name="old", device__serial="PC-01-00")
+    assert (row.failure_kind, told(row)) == ("error", [("CREATED", 0), ("FAILED", 3), ("FAILED_FINAL", 3)])
+    again = services.retry_task(Task.objects.get(name="old"), farm.now)
+    assert (again.device_count, farm.status(again), farm.claim(pc, 3)) == (1, "running", [])
+
+
+def test_a_second_running_task_or_row_brought_in_by_hand(farm):
+    farm.pc()
+    task, other = farm.task(), farm.task()
+    assert refused("INSERT INTO tasks (name, device_count, status) VALUES ('x', 1, 'running')") == "tasks_one_running"
+    assert refused("UPDATE tasks SET status = 'running' WHERE id = %s", other.pk) == "tasks_one_running"
+    device = farm.device("PC-01-00")
+    bring_in_run(task.pk, device, "6 minutes")
+    with pytest.raises(IntegrityError) as error, transaction.atomic():
+        bring_in_run(other.pk, device, "6 minutes")
+    assert error.value.__cause__.diag.constraint_name == "task_devices_one_running"
+
+
+def test_a_state_alone_is_enough_to_end_by_hand(farm):
+    pc, task = farm.pc(devices=2), farm.task(2)
+    grants = farm.claim(pc, 2)
+    run("UPDATE task_devices SET status = 'success' WHERE id = %s", grants[0].id)
+    run("UPDATE task_devices SET status = 'cancelled' WHERE id = %s", grants[1].id)
+    assert set(Attempt.objects.values_list("outcome", flat=True)) == {"success", "cancelled"}
+    assert {row.completed_at is not None for row in TaskDevice.objects.all()} == {True}
+    assert Attempt.objects.filter(ended_at__gt=farm.now).count() == 2
+    assert set(Device.objects.values_list("status", flat=True)) == {"online"}
+    run("UPDATE tasks SET status = 'cancelled' WHERE id = %s", task.pk)
+    assert Task.objects.get().completed_at is not None
+
+
+def test_an_attempt_changed_by_hand_blocks_no_claim_and_leaves_none_open(farm):
+    pc = farm.pc()
+    farm.task()
+    [grant] = farm.claim(pc)
+    farm.fail(grant)
+    run("UPDATE task_devices SET attempt = 0")
+    [grant] = farm.claim(pc)
+    assert (grant.attempt, Attempt.objects.get().outcome) == (1, None)
+    run("UPDATE task_devices SET attempt = 3")
+    farm.later(minutes=6)
+    farm.sweep("expire_leases")
+    assert (farm.row(grant).status, Attempt.objects.get().outcome) == ("failed", "lease_expired")
+
+
+def test_a_run_ended_with_every_column_by_hand_is_dated_by_them(farm):
+    pc = farm.pc(devices=2)
+    farm.task(2)
+    failed, done = farm.claim(pc, 2)
+    at = farm.now + timedelta(minutes=1)
+    run(
+        "UPDATE task_devices SET status = 'failed', final = true, failure_kind = 'error', error = 'by hand',"
+        " completed_at = %s, lease_expires_at = NULL WHERE id = %s",
+        at,
+        failed.id,
+    )
+    run(
+        "UPDATE task_devices SET status = 'success', completed_at = %s, lease_expires_at = NULL WHERE id = %s",
+        at,
+        done.id,
+    )
+    assert set(Attempt.objects.values_list("ended_at", flat=True)) == {at}
+    assert Device.objects.get(status="error").errored_at == at
+    ends = Event.objects.exclude(event__in=["CREATED", "SENT"])
+    assert set(ends.values_list("event", "created_at")) == {("FAILED", at), ("FAILED_FINAL", at), ("SUCCEEDED", at)}
+
+
+def test_a_run_brought_in_by_hand_was_sent_when_it_started(farm):
+    farm.pc()
+    row = bring_in_run(farm.task().pk, farm.device("PC-01-00"), "6 minutes")
+    assert row.events.get(event="SENT").created_at == row.started_at == Attempt.objects.get().started_at
+
+
+def test_an_event_nobody_knows(farm):
+    pc = farm.pc()
+    farm.task()
+    [grant] = farm.claim(pc)
+    insert = "INSERT INTO tasks_event (task_device_id, event, attempt_no, created_at) VALUES (%s, 'LOST', 1, now())"
+    assert refused(insert, grant.id) == "tasks_event_kind"
+
+
+@pytest.mark.parametrize("end", ["success", "failed", "cancelled"])
+def test_rows_of_a_task_ended_by_hand_end_with_it(farm, end):
+    """Whatever the task became: nobody claims its waiting rows, and results of running ones count for nothing."""
+    pc, task = farm.pc(devices=3), farm.task(3)
+    waiting, lapsing, running = farm.claim(pc, 3)
+    farm.fail(waiting)
+    run("UPDATE tasks SET status = %s WHERE id = %s", end, task.pk)
+    assert farm.complete(running, result={"done": 1}).status == "cancelled"
+    assert farm.complete(running).result == {"done": 1}
+    farm.later(minutes=6)
+    farm.beat(pc, [f"PC-01-{n:02}" for n in range(3)])
+    assert farm.sweep("expire_leases") == {"lease_expired": 1}
+    assert farm.row(lapsing).status == "cancelled"
+    assert farm.sweep("promote_next_task") == {"cancelled": 1}
+    assert farm.row(waiting).status == "cancelled"
+    assert set(Device.objects.values_list("status", "total_errors")) == {("online", 0)}
+    assert farm.status(task) == end
+
+
+def test_a_task_ends_by_its_rows_whatever_its_counts_say(farm):
+    pc, task, following = farm.pc(devices=2), farm.task(2), farm.task()
+    done, failed = farm.claim(pc, 2)
+    run("UPDATE tasks SET devices_taken = 2, devices_done = 0, devices_failed = 0 WHERE id = %s", task.pk)
+    farm.complete(done)
+    run("UPDATE tasks SET devices_done = 0 WHERE id = %s", task.pk)
+    farm.fail(failed, retryable=False)
+    assert farm.status(task) == "running"
+    assert farm.sweep("promote_next_task") == {"recounted": 1, "ended": 1}
+    task = Task.objects.get(pk=task.pk)
+    assert (task.status, task.devices_taken, task.devices_done, task.devices_failed) == ("success", 2, 1, 1)
+    assert Decision.objects.get(rule="recount_rows").before["devices_done"] == 0
+    assert farm.status(following) == "running"
+    assert farm.sweep("promote_next_task") == {}

@@ -4,8 +4,9 @@ import pytest
 from django.db import connection
 
 from config.integrity import find, heal, measure
+from config.models import Decision
 from devices import services
-from devices.models import Device, PCSummary, Task
+from devices.models import Device, PCSummary, Task, TaskDevice
 
 
 def without_guards(*statements):
@@ -72,8 +73,11 @@ def test_a_final_failure_needs_its_device_in_error_until_somebody_recovers_it(fa
     with connection.cursor() as cursor:
         cursor.execute("UPDATE devices SET status = 'online'")
     assert count("final_failure_without_device_error", farm) == 1
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE devices SET status = 'error'")
+    assert heal("devices.final_failure_without_device_error", farm.now) == {"error": 1}
+    assert count("final_failure_without_device_error", farm) == 0
+    device = Device.objects.get()
+    assert (device.status, device.error_reason, device.total_errors) == ("error", "broken", 1)
+    assert Decision.objects.get(rule="break_down_devices").before == {"status": "online"}
     boss = django_user_model.objects.create(username="boss")
     services.recover_devices(list(Device.objects.values_list("pk", flat=True)), boss, "", farm.now)
     assert count("final_failure_without_device_error", farm) == 0
@@ -84,6 +88,16 @@ def test_a_failure_that_blames_no_device_is_no_finding(farm):
     farm.task()
     farm.fail(*farm.claim(pc), retryable=False)
     assert count("final_failure_without_device_error", farm) == 0
+
+
+def test_devices_that_say_the_wrong_thing_about_their_runs_are_corrected(busy):
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE devices SET status = CASE status WHEN 'busy' THEN 'online' ELSE 'busy' END")
+    assert count("busy_without_run", busy) == 2
+    assert heal("devices.busy_without_run", busy.now) == {"corrected": 2}
+    assert count("busy_without_run", busy) == 0
+    assert Device.objects.get(status="busy") == TaskDevice.objects.get().device
+    assert heal("devices.busy_without_run", busy.now) == {"corrected": 0}
 
 
 def test_slots_above_target(farm):
@@ -104,6 +118,18 @@ def test_a_task_that_cannot_end_is_found_and_healed(farm):
     assert count("task_that_cannot_end", farm) == 1
     assert heal("devices.task_that_cannot_end", farm.now) == {"promoted": 1}
     assert count("task_that_cannot_end", farm) == 0
+
+
+def test_a_task_whose_rows_have_all_ended_is_found_and_healed(farm):
+    pc, task = farm.pc(), farm.task()
+    farm.claim(pc)
+    without_guards("UPDATE task_devices SET status = 'success'")
+    farm.later(minutes=4)
+    assert count("task_that_cannot_end", farm) == 0
+    farm.later(minutes=2)
+    assert count("task_that_cannot_end", farm) == 1
+    assert heal("devices.task_that_cannot_end", farm.now)["ended"] == 1
+    assert (farm.status(task), count("task_that_cannot_end", farm)) == ("success", 0)
 
 
 def test_a_task_whose_run_outlived_its_deadline_is_found(farm):

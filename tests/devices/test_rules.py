@@ -579,6 +579,28 @@ def test_a_row_nobody_claims_for_a_day_is_given_up(farm):
     assert farm.status(task) == "failed"
 
 
+def test_a_waiting_row_whose_device_no_longer_suits_is_not_granted_but_given_up(farm):
+    pc = farm.pc(devices=1, os="a")
+    task = farm.task(selector={"os": "a"})
+    [grant] = farm.claim(pc)
+    farm.fail(grant)
+    farm.beat(pc, ["PC-01-00"], os="b")
+    assert farm.claim(pc) == []
+    assert farm.sweep("promote_next_task") == {"cancelled": 1}
+    assert (farm.status(task), farm.row(grant).failure_kind) == ("failed", "cancelled")
+
+
+def test_a_waiting_row_without_attempts_left_is_given_up(farm):
+    pc, task = farm.pc(), farm.task()
+    [grant] = farm.claim(pc)
+    farm.fail(grant)
+    assert farm.sweep("promote_next_task") == {}
+    TaskDevice.objects.update(max_attempts=1)
+    assert farm.claim(pc) == []
+    assert farm.sweep("promote_next_task") == {"cancelled": 1}
+    assert farm.status(task) == "failed"
+
+
 def test_a_lapsed_run_of_a_cancelled_task_is_cancelled(farm):
     pc = farm.pc(devices=2)
     task = farm.task(2)

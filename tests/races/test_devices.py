@@ -1,8 +1,11 @@
 """Agents, sweeps and operators at the same instant."""
 
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from django.db import connection, transaction
 
 from config import sweeping
 from config.errors import Conflict
@@ -18,6 +21,29 @@ def farm(transactional_db):
 
 def unexpected(results):
     return [error for error in results if isinstance(error, Exception) and not isinstance(error, Conflict)]
+
+
+def closing(function):
+    def call(*args):
+        try:
+            return function(*args)
+        finally:
+            connection.close()
+
+    return call
+
+
+def until_somebody_waits():
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_clear_snapshot()")  # kept for the whole transaction otherwise
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            if cursor.fetchone()[0]:
+                return
+    raise AssertionError("nobody waits")
 
 
 def assert_consistent():
@@ -129,6 +155,36 @@ def test_two_pcs_that_list_and_claim_the_same_devices(farm, at_once):
             token = services.claim_token(row.pk, row.attempt)
             services.complete_task_device(row.pk, row.claimed_by.agent, token, None, farm.now)
         farm.task(1000)
+
+
+def test_two_pcs_that_list_the_same_new_devices_the_other_way_round(farm):
+    """Both take them in one order, so the second waits with nothing in its hands."""
+    one, two = farm.pc("PC-01", 0), farm.pc("PC-02", 0)
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            Device.objects.create(serial="a", pc=one, offline_at=farm.now)
+            beat = pool.submit(closing(farm.beat), two, ["b", "a"])
+            until_somebody_waits()
+            Device.objects.create(serial="b", pc=one, offline_at=farm.now)
+        assert beat.result() is None
+    assert set(Device.objects.values_list("serial", "pc", "status")) == {
+        ("a", two.pk, "online"),
+        ("b", two.pk, "online"),
+    }
+
+
+def test_a_new_device_that_another_pc_lists_and_claims_first_stays_there(farm):
+    one, two = farm.pc("PC-01", 0), farm.pc("PC-02", 0)
+    farm.task()
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            farm.beat(one, ["new"])
+            beat = pool.submit(closing(farm.beat), two, ["new"])
+            until_somebody_waits()
+            [grant] = farm.claim(one)
+        beat.result()
+    assert Device.objects.values_list("pc", "status").get() == (one.pk, "busy")
+    assert farm.complete(grant).status == "success"
 
 
 def test_complete_against_the_timeout_sweep_is_one_outcome_and_one_chain_of_events(farm, at_once):
