@@ -5,6 +5,7 @@ import resource
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from statistics import median
 
 from django.conf import settings
 from django.db import connection
@@ -19,6 +20,7 @@ from reminders.services import send_batch
 ALARMS, USERS, WORKERS, BATCH = 100_000, 20_000, 2, 100
 NOW = datetime(2026, 3, 4, 3, 0, tzinfo=UTC)  # noon in Seoul: nobody sleeps
 TARGET = 0.40
+ROUNDS = 3
 
 
 def _world() -> Application:
@@ -51,6 +53,7 @@ def _alarms(application: Application) -> None:
             " %s - random() * interval '1 day' FROM pages",
             [NOW],
         )
+        cursor.execute("VACUUM FULL messages")
         cursor.execute("VACUUM ANALYZE pages, alarm, alarm_delivery, messages")
 
 
@@ -156,11 +159,13 @@ def run() -> None:
 
     logging.getLogger("alarm").setLevel(logging.WARNING)
     application = _world()
-    floor, _growth = _drain(application, _bare)
-    ours, growth = _drain(application, _ours)
+    # Side by side, and the median of their shares: other work on the machine hits both alike.
+    pairs = [(_drain(application, _bare)[0], *_drain(application, _ours)) for _round in range(ROUNDS)]
+    floor, ours, growth = (median(values) for values in zip(*pairs, strict=True))
+    share = median(own / bare for bare, own, _growth in pairs)
     twins = Alarm.objects.same_time().count()
     print(f"reminders: {ALARMS:,} due alarms of {USERS:,} users, {WORKERS} workers, {BATCH} a batch")  # noqa: T201
     print(f"  bare SQL                  {floor:10,.0f} alarms/s")  # noqa: T201
-    print(f"  send_due_alarms           {ours:10,.0f} alarms/s   {ours / floor:.2f} of the floor (target {TARGET})")  # noqa: T201
+    print(f"  send_due_alarms           {ours:10,.0f} alarms/s   {share:.2f} of the floor (target {TARGET})")  # noqa: T201
     print(f"  two at one time           {twins:10,}   growth of a worker {growth / 1024:.0f} MB")  # noqa: T201
     print(f"  queries of a batch        {_queries(application, 10)} for 10, {_queries(application, 1000)} for 1000")  # noqa: T201

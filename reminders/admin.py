@@ -88,6 +88,7 @@ class AlarmAdmin(ConsoleAdmin):
             permissions=["reminders.release_alarm"],
             name="release_claim",
             icon="lock_open",
+            when=lambda alarm: alarm.processed_at is not None,
         ),
         confirmed_action(
             _("Reset count"),
@@ -96,6 +97,7 @@ class AlarmAdmin(ConsoleAdmin):
             permissions=["reminders.release_alarm"],
             name="reset_count",
             icon="restart_alt",
+            when=lambda alarm: alarm.sent_count > 1,
         ),
     ]
 
@@ -117,7 +119,7 @@ class AlarmAdmin(ConsoleAdmin):
     def next_local(self, alarm: Any) -> str:
         if alarm.next_alarm_time is None:
             return _now("at once")
-        zone = zone_of(alarm.zone_name, alarm.user_id)
+        zone = zone_of(alarm.zone_name)
         return f"{alarm.next_alarm_time.astimezone(zone):%Y-%m-%d %H:%M} {zone.key}"
 
     @admin.display(description=_("claimed for"), ordering="processed_at")
@@ -155,7 +157,7 @@ def standing(alarm: Any, now: datetime) -> str:
         return pill(_now("refused"), "warning", _now("Tried again at %(at)s") % {"at": alarm.retry_at.isoformat()})
     if alarm.next_alarm_time and alarm.next_alarm_time > now:
         return pill(_now("waiting"))
-    if alarm.sent_count > 1 and is_night(now, zone_of(alarm.zone_name, alarm.user_id)):
+    if alarm.sent_count > 1 and is_night(now, zone_of(alarm.zone_name)):
         return pill(_now("sleeping"), "primary", _now("Night on the user's clock: it waits for 07:00."))
     return pill(_now("due"), "success")
 

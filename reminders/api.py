@@ -19,10 +19,13 @@ from config.errors import Forbidden
 from config.rest import (
     SEE_ALL_TENANTS,
     CursorPages,
+    Flag,
     IdempotentMixin,
     StrictModelSerializer,
     StrictSerializer,
+    Text,
     UUIDLookup,
+    Whole,
 )
 from messaging.api.tenancy import applications_of, chosen_application
 from reminders import services
@@ -32,7 +35,7 @@ SYNC_ITEMS = 500
 MOST, USUAL = 1000, services.BATCH
 
 
-class Key(serializers.CharField):
+class Key(Text):
     """An id of the client's own making, kept to the letter."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -45,8 +48,8 @@ class Key(serializers.CharField):
         return value
 
 
-def text(limit: int) -> serializers.CharField:
-    return serializers.CharField(max_length=limit, trim_whitespace=False, allow_blank=True, required=False)
+def text(limit: int) -> Text:
+    return Text(max_length=limit, trim_whitespace=False, allow_blank=True, required=False)
 
 
 class AlarmSerializer(StrictModelSerializer):
@@ -67,8 +70,8 @@ class RegisterSerializer(OwnerSerializer):
     page_id = Key()
     title = text(TITLE_LENGTH)
     body = text(BODY_LENGTH)
-    timezone = serializers.CharField(required=False, trim_whitespace=False, validators=[validate_zone])
-    reset = serializers.BooleanField(required=False)
+    timezone = Text(required=False, trim_whitespace=False, validators=[validate_zone])
+    reset = Flag(required=False)
 
 
 class RegisteredSerializer(serializers.Serializer[Any]):
@@ -101,7 +104,8 @@ class Moment(serializers.DateTimeField):
         # Python reads a time that ends in NUL.
         if isinstance(value, str) and "\x00" in value:
             self.fail("invalid", format="ISO 8601")
-        return super().to_internal_value(value)
+        # In an address that was not encoded a `+` is a blank.
+        return super().to_internal_value(value.replace(" ", "+") if isinstance(value, str) and "T" in value else value)
 
 
 class PullSerializer(StrictSerializer):
@@ -116,7 +120,7 @@ class PulledSerializer(serializers.Serializer[Any]):
 
 
 class BatchSerializer(StrictSerializer):
-    fetch_limit = serializers.IntegerField(min_value=1, max_value=MOST, required=False, default=USUAL)
+    fetch_limit = Whole(min_value=1, max_value=MOST, required=False, default=USUAL)
 
 
 class BatchDoneSerializer(serializers.Serializer[Any]):

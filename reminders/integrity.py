@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from django.db.models import Exists, Min, OuterRef, Q
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import GaugeMetricFamily
@@ -11,7 +12,7 @@ from config.integrity import Invariant
 from config.models import SweepRun
 from messaging.models import Message
 from reminders.models import Alarm, AlarmDelivery, AlarmDeliveryQuerySet, AlarmQuerySet
-from reminders.services import part_twins, release_claims, send_batch
+from reminders.services import part_twins, release_claims, reset_counts, send_batch
 
 # Five ticks: one may be skipped, one may run out of time.
 TICKS_MISSED = timedelta(minutes=5)
@@ -51,8 +52,15 @@ def send_due(now: datetime) -> Counter[str]:
     return Counter(send_batch(now, HEALED_AT_ONCE))
 
 
+def begin_again(now: datetime) -> Counter[str]:
+    keys = list(count_below_one(now).values_list("pk", flat=True)[:HEALED_AT_ONCE])
+    return Counter(reset=reset_counts(keys))
+
+
 def part(now: datetime) -> Counter[str]:
-    keys = list(same_time(now).values_list("pk", flat=True)[:HEALED_AT_ONCE])
+    # Twins next to each other, so both are among the first.
+    twins = same_time(now).order_by("application_id", "user_id", "next_alarm_time")
+    keys = list(twins.values_list("pk", flat=True)[:HEALED_AT_ONCE])
     return Counter(parted=part_twins(keys, now))
 
 
@@ -92,6 +100,8 @@ INVARIANTS = [
         "error",
         _("An alarm whose count is below one; the database should have refused it."),
         count_below_one,
+        begin_again,
+        _("count from one again"),
     ),
 ]
 
@@ -101,7 +111,8 @@ def metrics() -> Iterator[GaugeMetricFamily]:
     yield _gauge("due", "Alarms a batch would take now", Alarm.objects.takeable(now).count())
     yield _gauge("processing", "Alarms somebody is sending", Alarm.objects.processing(now).count())
     yield _gauge("zombies", "Alarms whose claim is older than six hours", Alarm.objects.zombies(now).count())
-    oldest = Alarm.objects.takeable(now).aggregate(at=Min("next_alarm_time"))["at"]
+    # A new alarm without a time has been due since it was made.
+    oldest = Alarm.objects.takeable(now).aggregate(at=Min(Coalesce("next_alarm_time", "created_at")))["at"]
     age = (now - oldest).total_seconds() if oldest else 0.0
     yield _gauge("oldest_due_age_seconds", "How long the oldest due alarm has waited", age)
     last = SweepRun.objects.filter(name="reminders.send_due_alarms", ended_at__isnull=False)

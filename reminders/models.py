@@ -1,5 +1,6 @@
-from datetime import datetime, timedelta
-from functools import cache
+from datetime import UTC, datetime, timedelta
+from functools import cache, reduce
+from operator import and_
 from zoneinfo import ZoneInfo, available_timezones
 
 import structlog
@@ -15,13 +16,15 @@ from uuid_utils.compat import uuid7
 
 from config.statemachine import Swept, state_triggers
 from messaging.models import Application
-from reminders.triggers import alarm_triggers
+from reminders.triggers import alarm_triggers, delivery_triggers
 
 log = structlog.get_logger("alarm")
 DEFAULT_ZONE = "Asia/Seoul"
 ID_LENGTH = 255
 TITLE_LENGTH, BODY_LENGTH = 10_000, 1_000_000
 SNAPSHOT_LENGTH = 2000
+# Python knows no infinite times and none before Christ: one such row would stop every batch that reads it.
+READABLE = datetime(1, 1, 2, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 @cache
@@ -40,12 +43,19 @@ def _zone(name: str) -> ZoneInfo:
     return ZoneInfo(name)
 
 
-def zone_of(name: str | None, user_id: str = "") -> ZoneInfo:
+def zone_of(name: str | None) -> ZoneInfo:
     """A user's zone. A name nobody knows must not stop a reminder for ever."""
-    if name and name not in zone_names():
-        log.warning("unknown_timezone", timezone=name[:64], user_id=user_id)
+    if name is not None and name not in zone_names():
+        # Not whose: a client may name its users by their addresses, and the name leads to the rows of user_info.
+        log.warning("unknown_timezone", timezone=name[:64])
         name = None
     return _zone(name or DEFAULT_ZONE)
+
+
+def readable(table: str, *names: str) -> models.CheckConstraint:
+    # A missing time is neither true nor false, which a check lets pass.
+    condition = reduce(and_, (Q(**{f"{name}__range": READABLE}) for name in names))
+    return models.CheckConstraint(condition=condition, name=f"{table}_times_readable")
 
 
 class Page(models.Model):
@@ -64,6 +74,7 @@ class Page(models.Model):
         db_table = "pages"
         verbose_name = _("page")
         verbose_name_plural = _("pages")
+        constraints = [readable("pages", "deleted_at", "created_at", "updated_at")]
 
     def __str__(self) -> str:
         return self.id
@@ -172,6 +183,7 @@ class Alarm(models.Model):
             models.CheckConstraint(
                 condition=Q(next_alarm_time__isnull=False) | Q(sent_count=1), name="alarm_timeless_is_first"
             ),
+            readable("alarm", "next_alarm_time", "processed_at", "retry_at", "created_at", "updated_at"),
         ]
         # A claim is no HOT update for alarm_claimed; beside the message it makes that is lost in the noise, and the
         # counts of claims, asked for by every scrape, do not read a million alarms.
@@ -210,7 +222,11 @@ class DeletedAlarm(models.Model):
         db_table = "alarm_deleted"
         verbose_name = _("deleted alarm")
         verbose_name_plural = _("deleted alarms")
-        indexes = [models.Index(fields=["application", "deleted_at"], name="alarm_deleted_since")]
+        constraints = [readable("alarm_deleted", "deleted_at")]
+        indexes = [
+            models.Index(fields=["application", "deleted_at"], name="alarm_deleted_since"),
+            models.Index(fields=["application", "user_id", "deleted_at"], name="alarm_deleted_of_user"),
+        ]
 
     def __str__(self) -> str:
         return str(self.id)
@@ -258,7 +274,8 @@ class AlarmDelivery(models.Model):
         db_table = "alarm_delivery"
         verbose_name = _("delivery")
         verbose_name_plural = _("deliveries")
-        triggers = state_triggers("state")
+        triggers = [*state_triggers("state"), *delivery_triggers()]
+        constraints = [readable("alarm_delivery", "claimed_at", "ended_at")]
         indexes = [
             models.Index(fields=["alarm_id", "occurrence"], name="alarm_delivery_of_alarm"),
             models.Index(fields=["state", "claimed_at"], condition=~Q(state="sent"), name="alarm_delivery_open"),

@@ -12,6 +12,8 @@ STAMP = f"""
     PERFORM pg_advisory_xact_lock_shared(
         {CHANGES}, (floor(extract(epoch FROM clock_timestamp())) - {CHANGES_EPOCH})::int);
 """
+# A person may date rows back; a default or a now() lies at or after the beginning of the transaction.
+DATED_BACK = "coalesce(NEW.updated_at < transaction_timestamp(), false)"
 
 
 def alarm_triggers() -> list[pgtrigger.Trigger]:
@@ -25,8 +27,13 @@ def alarm_triggers() -> list[pgtrigger.Trigger]:
                     SELECT application_id, user_id INTO NEW.application_id, NEW.user_id
                     FROM pages WHERE id = NEW.page_id;
                 END IF;
+                -- An id that comes back goes on counting: its old keys are used up, unless it comes back in a send.
+                SELECT greatest(NEW.occurrence, max(occurrence) + (NEW.processed_at IS NULL)::int) INTO NEW.occurrence
+                FROM alarm_delivery WHERE alarm_id = NEW.id;
                 {STAMP}
-                NEW.updated_at := clock_timestamp();
+                IF NOT {DATED_BACK} THEN
+                    NEW.updated_at := clock_timestamp();
+                END IF;
                 RETURN NEW;
             """,
         ),
@@ -42,7 +49,9 @@ def alarm_triggers() -> list[pgtrigger.Trigger]:
             ),
             func=f"""
                 {STAMP}
-                NEW.updated_at := clock_timestamp();
+                IF NEW.updated_at IS NOT DISTINCT FROM OLD.updated_at OR NOT {DATED_BACK} THEN
+                    NEW.updated_at := clock_timestamp();
+                END IF;
                 RETURN NEW;
             """,
         ),
@@ -58,4 +67,23 @@ def alarm_triggers() -> list[pgtrigger.Trigger]:
                 RETURN NULL;
             """,
         ),
+    ]
+
+
+def delivery_triggers() -> list[pgtrigger.Trigger]:
+    """A delivery opened by hand beyond its alarm's occurrence takes the alarm along, so its key is kept."""
+    return [
+        pgtrigger.Trigger(
+            name="occurrence_opened",
+            level=pgtrigger.Statement,
+            when=pgtrigger.After,
+            operation=pgtrigger.Insert,
+            referencing=pgtrigger.Referencing(new="opened"),
+            func="""
+                UPDATE alarm SET occurrence = latest.occurrence
+                FROM (SELECT alarm_id, max(occurrence) AS occurrence FROM opened GROUP BY alarm_id) AS latest
+                WHERE alarm.id = latest.alarm_id AND alarm.occurrence < latest.occurrence;
+                RETURN NULL;
+            """,
+        )
     ]

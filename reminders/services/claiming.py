@@ -1,8 +1,8 @@
 """Take due alarms, so that nobody else does, and open a delivery for each that will be sent."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -15,6 +15,7 @@ from uuid_utils.compat import uuid7
 
 from config.decisions import decide, record
 from reminders.models import Alarm, Page, zone_of
+from reminders.services.settling import messages_under
 from reminders.services.texts import Words, plain_body, plain_start, plain_title
 from reminders.services.times import is_night
 
@@ -59,11 +60,14 @@ COLUMNS = (
 def claim_alarms(now: datetime, limit: int, run_id: UUID | None = None) -> tuple[list[Claim], list[Claim]]:
     """Those to send, each with an open delivery, and those the night defers."""
     claims = lock_due(now, limit)
-    Alarm.objects.filter(pk__in=[claim.alarm_id for claim in claims]).update(processed_at=now)
+    Alarm.objects.filter(pk__any=[claim.alarm_id for claim in claims]).update(processed_at=now)
     zones = zones_of({claim.owner for claim in claims if claim.sent_count > 1})
-    deferred = [claim for claim in claims if claim.owner in zones and sleeps(claim, zones[claim.owner], now)]
-    sending = [claim for claim in claims if claim not in deferred] if deferred else claims
-    open_deliveries(sending, now)
+    sending: list[Claim] = []
+    deferred: list[Claim] = []
+    for claim in claims:
+        night = claim.owner in zones and sleeps(claim, zones[claim.owner], now)
+        (deferred if night else sending).append(claim)
+    sending = open_deliveries(sending, now)
     tell_rescues(claims, now, run_id)
     return sending, deferred
 
@@ -94,11 +98,14 @@ def zones_of(owners: Iterable[Owner], lock: bool = False) -> dict[Owner, ZoneInf
     applications, users = (list(values) for values in zip(*wanted, strict=True))
     with connection.cursor() as cursor:
         cursor.execute(LOCK_USERS if lock else READ_USERS, [applications, users])
-        known = {(application, user): name for application, user, name in cursor.fetchall()}
-        if lock and len(known) < len(wanted):
+        rows = cursor.fetchall()
+        if lock and len(rows) < len(wanted):
             cursor.execute(MAKE_MISSING_USERS, [applications, users])
+            # Read again: a register may have made the user meanwhile, in a zone of its own.
             cursor.execute(LOCK_USERS, [applications, users])
-    return {owner: zone_of(known.get(owner), owner[1]) for owner in wanted}
+            rows = cursor.fetchall()
+    known = {(application, user): name for application, user, name in rows}
+    return {owner: zone_of(known.get(owner)) for owner in wanted}
 
 
 READ_USERS = """
@@ -116,10 +123,31 @@ MAKE_MISSING_USERS = """
 """
 
 
-def open_deliveries(claims: Sequence[Claim], now: datetime) -> None:
-    """One per occurrence: a retry or a rescue opens the same one again. The ORM's upsert knows no WHERE."""
+def open_deliveries(claims: list[Claim], now: datetime) -> list[Claim]:
+    """One per occurrence: a retry or a rescue opens the same one again.
+
+    What was sent is not opened. Where messaging holds the message, all that is missing is its record; where it does
+    not, a person wrote it down, and the next occurrence is due.
+    """
+    opened = _open(claims, now)
+    used = {claim.key: claim for claim in claims if claim.key not in opened}
+    if not used:
+        return claims
+    known = messages_under(used, {claim.application_id for claim in used.values()})
+    moved = {
+        claim.alarm_id: replace(claim, occurrence=claim.occurrence + 1)
+        for claim in used.values()
+        if claim.key not in known
+    }
+    Alarm.objects.filter(pk__in=moved).update(occurrence=F("occurrence") + 1)
+    _open(moved.values(), now)
+    return [moved.get(claim.alarm_id, claim) for claim in claims]
+
+
+def _open(claims: Collection[Claim], now: datetime) -> set[str]:
+    """The keys of those that are open now. The ORM's upsert knows no WHERE."""
     if not claims:
-        return
+        return set()
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -130,9 +158,11 @@ def open_deliveries(claims: Sequence[Claim], now: datetime) -> None:
                SET state = 'claimed', application_id = EXCLUDED.application_id, claimed_at = EXCLUDED.claimed_at,
                    ended_at = NULL
              WHERE old.state <> 'sent'
+            RETURNING idempotency_key
             """,
             [now, json.dumps([_opening(claim) for claim in claims], default=str)],
         )
+        return {key for (key,) in cursor.fetchall()}
 
 
 def _opening(claim: Claim) -> dict[str, Any]:
@@ -175,7 +205,7 @@ def despite_deadlocks(work: Callable[[], T]) -> T:
 
 def read_words(claims: Sequence[Claim]) -> dict[str, Words]:
     """Each page's title and body as plain words. A deleted page has none."""
-    pages = Page.objects.filter(pk__in=[claim.page_id for claim in claims], deleted_at=None)
+    pages = Page.objects.filter(pk__any=[claim.page_id for claim in claims], deleted_at=None)
     rows = pages.annotate(length=Length("body"), beginning=Left("body", BEGINNING))
     found: dict[str, Words] = {}
     unsure: dict[str, str] = {}

@@ -17,8 +17,8 @@ from reminders.services.times import Random, resolve_alarm_time_conflict
 def make_due(ids: list[UUID], now: datetime) -> int:
     """Due at once, as if registered again; a send in flight can no longer change them."""
     alarms = list(Alarm.objects.filter(pk__in=ids).select_for_update().order_by("pk"))
+    supersede(alarms, now)
     for alarm in alarms:
-        supersede(alarm, now)
         alarm.next_alarm_time, alarm.processed_at, alarm.retry_at, alarm.refusals = now, None, None, 0
         alarm.occurrence += 1
     Alarm.objects.bulk_update(alarms, ["next_alarm_time", "processed_at", "retry_at", "refusals", "occurrence"])

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 
 from config.decisions import decide, record
 from reminders.models import Alarm, AlarmDelivery
@@ -23,7 +23,10 @@ State = AlarmDelivery.State
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a claim: deferred, sent (a message), unknown, or else refused for a reason."""
+    """What became of a claim: deferred, sent (a message), unknown, or else refused for a reason.
+
+    Without words a message is one that a dead worker sent.
+    """
 
     claim: Claim
     words: Words | None = None
@@ -39,16 +42,24 @@ class Result:
         return "sent" if self.message_id else "failed"
 
 
-def record_results(results: Sequence[Result], now: datetime, random: Random, run_id: UUID | None) -> dict[str, int]:
+def record_results(results: Sequence[Result], now: datetime, random: Random, run_id: UUID | None) -> Counter[str]:
+    """One the database cannot take is found by halving: it keeps its claim, as if its answer were lost."""
     try:
         return despite_deadlocks(lambda: _record(results, now, random, run_id))
     except DatabaseError as error:
         report("batch_update_failed", error=type(error).__name__, alarms=len(results))
-        raise
+        # No row's fault: a lost connection, a timeout.
+        if isinstance(error, OperationalError):
+            raise
+    if len(results) == 1:
+        return Counter(failed=1)
+    middle = len(results) // 2
+    parts = (record_results(part, now, random, run_id) for part in (results[:middle], results[middle:]))
+    return sum(parts, Counter())
 
 
 @transaction.atomic
-def _record(results: Sequence[Result], now: datetime, random: Random, run_id: UUID | None) -> dict[str, int]:
+def _record(results: Sequence[Result], now: datetime, random: Random, run_id: UUID | None) -> Counter[str]:
     times = choose_times([result for result in results if result.deferred or result.message_id], now, random)
     held = update_alarms([result for result in results if not result.unknown], times, now)
     close_deliveries(results, held, now)
@@ -134,8 +145,8 @@ def _changes(result: Result, times: dict[UUID, datetime], now: datetime) -> dict
     row["next_alarm_time"] = times[claim.alarm_id]
     if result.deferred:
         return {**row, "refusals": claim.refusals}
-    assert result.words
-    return {**row, "message_id": result.message_id, "title": result.words.title, "body": result.words.body}
+    row["message_id"] = result.message_id
+    return {**row, "title": result.words.title, "body": result.words.body} if result.words else row
 
 
 def close_deliveries(results: Sequence[Result], held: set[UUID], now: datetime) -> None:
@@ -147,6 +158,7 @@ def close_deliveries(results: Sequence[Result], held: set[UUID], now: datetime) 
     ]
     if not rows:
         return
+    reopen([result.claim.key for result in results if result.message_id and result.claim.alarm_id not in held])
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -157,6 +169,13 @@ def close_deliveries(results: Sequence[Result], held: set[UUID], now: datetime) 
             """,
             [now, json.dumps(rows, default=str)],
         )
+
+
+def reopen(keys: Sequence[str]) -> None:
+    """Who took a slow worker for dead may have given up a delivery that was sent after all."""
+    if keys:
+        given_up = AlarmDelivery.objects.filter(idempotency_key__in=keys, state__in=[State.FAILED, State.UNKNOWN])
+        given_up.update(state=State.CLAIMED)
 
 
 def _ending(result: Result, held: bool) -> dict[str, Any]:

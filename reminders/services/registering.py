@@ -64,6 +64,9 @@ def write_page(application: Application, wanted: Registration) -> Page:
     page = owned.select_for_update().first()
     if page is None or (page.deleted_at and not wanted.has_text):
         raise UnknownPage
+    if page.deleted_at:
+        # Deleted by hand it may have kept its alarm; whoever pulls was told of neither.
+        Alarm.objects.filter(page=page).delete()
     if wanted.has_text:
         page.title = page.title if wanted.title is None else wanted.title
         page.body = page.body if wanted.body is None else wanted.body
@@ -94,7 +97,7 @@ def wake_alarm(page: Page, words: Words, reset: bool, now: datetime) -> Alarm:
             body=words.body,
             next_alarm_time=now,
         )
-    supersede(alarm, now)
+    supersede([alarm], now)
     alarm.title, alarm.body = words.title, words.body
     alarm.next_alarm_time, alarm.processed_at, alarm.retry_at, alarm.refusals = now, None, None, 0
     alarm.occurrence += 1

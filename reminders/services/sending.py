@@ -4,7 +4,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 from random import random as system_random
@@ -22,6 +22,7 @@ from reminders.models import Alarm
 from reminders.services.claiming import Claim, Owner, claim_alarms, despite_deadlocks, read_words
 from reminders.services.recording import Result, record_results
 from reminders.services.reporting import log, report
+from reminders.services.settling import messages_under
 from reminders.services.texts import Words
 from reminders.services.times import Random
 
@@ -38,10 +39,14 @@ def send_batch(
 ) -> dict[str, int]:
     """Send what is due. claimed = sent + failed + deferred + skipped; skipped claims were lost meanwhile."""
     started = time.monotonic()
-    sending, deferred = claim_alarms(now, limit, run_id)
-    done = Counter(claimed=len(sending) + len(deferred), sent=0, failed=0, deferred=0, skipped=0)
-    if done["claimed"]:
+    try:
+        sending, deferred = despite_deadlocks(lambda: claim_alarms(now, limit, run_id))
         results = [*deliver(sending, now), *(Result(claim, deferred=True) for claim in deferred)]
+    except DatabaseError as error:
+        report("database_error", error=type(error).__name__)
+        raise
+    done = Counter(claimed=len(results), sent=0, failed=0, deferred=0, skipped=0)
+    if results:
         done.update(record_results(results, now, random, run_id))
         log.info("batch", **done, processing_time_ms=round((time.monotonic() - started) * 1000))
     if done["skipped"]:
@@ -61,22 +66,51 @@ def schedule(now: datetime) -> dict[str, Any]:
 
 
 def deliver(claims: Sequence[Claim], now: datetime) -> list[Result]:
-    """Hand all over to messaging in one call. What cannot be handed over is refused, each by itself."""
+    """One that cannot even be handed over is found by halving; the keys make it safe to hand the others over again.
+
+    The batch would fail with it at each rescue, as its alarms come back together.
+    """
+    if not claims:
+        return []
+    try:
+        return hand_over(claims, now)
+    except DatabaseError:
+        raise
+    except Exception as error:
+        report("send_error", error=type(error).__name__, alarms=len(claims))
+    if len(claims) == 1:
+        return unless_sent([Result(claims[0], reason="error")])
+    middle = len(claims) // 2
+    return [*deliver(claims[:middle], now), *deliver(claims[middle:], now)]
+
+
+def hand_over(claims: Sequence[Claim], now: datetime) -> list[Result]:
+    """All to messaging in one call. What it would not take is refused, each by itself."""
     words = read_words(claims)
     addresses = despite_deadlocks(lambda: addresses_of({claim.owner for claim in claims}, now))
-    results: list[Result] = []
+    refused: list[Result] = []
     ready: list[tuple[Claim, Words, Address]] = []
     for claim in claims:
         said, address = words.get(claim.page_id), addresses[claim.owner]
         if not said or address.refusal:
-            results.append(Result(claim, reason=address.refusal if said else "empty"))
+            refused.append(Result(claim, reason=address.refusal if said else "empty"))
         else:
             ready.append((claim, said, address))
     outcomes = enqueue([compose(*parts) for parts in ready], now)
+    results = unless_sent(refused)
     for (claim, said, _address), outcome in zip(ready, outcomes, strict=True):
         unknown = outcome.code == LOST
         results.append(Result(claim, said, outcome.message_id, outcome.code or "", unknown=unknown))
     return results
+
+
+def unless_sent(refused: list[Result]) -> list[Result]:
+    """What a worker sent before it died was sent, even if it would be refused by now."""
+    if not refused:
+        return []
+    claims = [result.claim for result in refused]
+    sent = messages_under([claim.key for claim in claims], {claim.application_id for claim in claims})
+    return [replace(result, message_id=sent.get(result.claim.key)) for result in refused]
 
 
 @dataclass(frozen=True)
@@ -93,7 +127,7 @@ def addresses_of(owners: set[Owner], now: datetime) -> dict[Owner, Address]:
     suppressed = Subscription.objects.suppressed().filter(pk=OuterRef("pk"))
     rows = Subscription.objects.recently_active_first().filter(
         application_id__in={application for application, _user in owners},
-        user_id__in={user for _application, user in owners},
+        user_id__any={user for _application, user in owners},
         type__in=usable,
     )
     found: dict[Owner, list[Address]] = {}

@@ -15,12 +15,13 @@ State = AlarmDelivery.State
 SUPERSEDED = "superseded"
 
 
-def supersede(alarm: Alarm, now: datetime) -> None:
-    """End the delivery of the occurrence the alarm is about to leave, unless somebody may be sending it right now."""
-    if alarm.processed_at and alarm.processed_at >= now - settings.ALARM_CLAIM_KEPT:
-        return
-    current = AlarmDelivery.objects.filter(alarm_id=alarm.pk, occurrence=alarm.occurrence)
-    settle_deliveries(list(current.values_list("pk", flat=True)), now)
+def supersede(alarms: Iterable[Alarm], now: datetime) -> None:
+    """End the deliveries of the occurrences the alarms are about to leave, unless somebody may be sending right now."""
+    alive = now - settings.ALARM_CLAIM_KEPT
+    left = {row.pk: row.occurrence for row in alarms if not (row.processed_at and row.processed_at >= alive)}
+    open_ = AlarmDelivery.objects.filter(alarm_id__in=left).exclude(state=State.SENT)
+    rows = open_.values_list("pk", "alarm_id", "occurrence")
+    settle_deliveries([pk for pk, alarm_id, occurrence in rows if left[alarm_id] == occurrence], now)
 
 
 @transaction.atomic
@@ -61,6 +62,9 @@ def _messages_of(rows: list[AlarmDelivery]) -> dict[str, UUID]:
     if strays := [row.alarm_id for row in rows if row.application_id is None]:
         for model in (Alarm, DeletedAlarm):
             applications |= set(model._default_manager.filter(pk__in=strays).values_list("application_id", flat=True))
-    keys = [row.idempotency_key for row in rows]
+    return messages_under([row.idempotency_key for row in rows], applications)
+
+
+def messages_under(keys: Iterable[str], applications: Iterable[UUID]) -> dict[str, UUID]:
     found = Message.objects.filter(application_id__in=applications, idempotency_key__in=keys)
     return {str(key): pk for key, pk in found.values_list("idempotency_key", "pk")}

@@ -85,7 +85,8 @@ def write_texts(pages: list[Page]) -> None:
     """One statement; a CASE per page, as bulk_update would write it, is slow for pages of a megabyte."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE pages SET title = given.title, body = given.body, deleted_at = NULL, updated_at = now()"
+            "UPDATE pages"
+            " SET title = given.title, body = given.body, deleted_at = NULL, updated_at = statement_timestamp()"
             " FROM unnest(%s::text[], %s::text[], %s::text[]) AS given (id, title, body) WHERE pages.id = given.id",
             [[page.pk for page in pages], [page.title for page in pages], [page.body for page in pages]],
         )
@@ -93,7 +94,9 @@ def write_texts(pages: list[Page]) -> None:
 
 def delete_pages(ids: list[str]) -> int:
     """The page stays as a mark that its id is its user's; its alarm goes."""
-    Alarm.objects.filter(page__in=ids)._raw_delete(connection.alias)  # type: ignore[attr-defined]
+    # Locked in the order in which a batch records them: a DELETE takes them as they lie.
+    alarms = list(Alarm.objects.filter(page__in=ids).select_for_update().order_by("pk").values_list("pk", flat=True))
+    Alarm.objects.filter(pk__in=alarms)._raw_delete(connection.alias)  # type: ignore[attr-defined]
     return Page.objects.filter(pk__in=ids).update(title="", body="", deleted_at=Now(), updated_at=Now())
 
 

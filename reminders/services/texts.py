@@ -10,6 +10,8 @@ from reminders.models import SNAPSHOT_LENGTH
 TAG = re.compile(r"""</?([a-zA-Z][^\s/>]*)(?:[^>=]|=\s*(?:"[^"]*"|'[^']*')?)*+>""")
 OPENS_TAG = re.compile(r"</?[a-zA-Z]")
 SILENT = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
+# Python reads no number of so many digits, and there is no such character.
+ENDLESS = re.compile(r"&#[0-9]{1000,};?")
 # More than an entity or the first characters of a tag, cut off at the end of a text's beginning, can spoil.
 FRAYED = 50
 
@@ -28,17 +30,21 @@ def words_of(title: str, body: str) -> Words:
 
 
 def plain_title(html: str) -> str:
-    return " ".join(unescape(without_tags(html)).split())[:SNAPSHOT_LENGTH]
+    return " ".join(decoded(without_tags(html)).split())[:SNAPSHOT_LENGTH]
 
 
 def plain_body(html: str) -> str:
-    return unescape(without_tags(html)).strip()[:SNAPSHOT_LENGTH]
+    return decoded(without_tags(html)).strip()[:SNAPSHOT_LENGTH]
 
 
 def plain_start(beginning: str) -> str | None:
     """The words of a body of which only the beginning is known; None when that is too little to be sure of them."""
-    text = unescape(without_tags(beginning, cut=True)).strip()
+    text = decoded(without_tags(beginning, cut=True)).strip()
     return text[:SNAPSHOT_LENGTH] if len(text) >= SNAPSHOT_LENGTH + FRAYED else None
+
+
+def decoded(text: str) -> str:
+    return unescape(ENDLESS.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def without_tags(html: str, cut: bool = False) -> str:

@@ -5,6 +5,7 @@ import os
 import signal
 from datetime import timedelta
 from threading import Event
+from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -152,6 +153,36 @@ def test_zones_changed_during_sends_disturb_nothing(at_once):
     assert not Alarm.objects.same_time().exists()
 
 
+def somebody_waits():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")  # within a transaction the view would not change
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        return cursor.fetchone()[0]
+
+
+def test_a_user_made_while_the_time_is_chosen_counts_with_its_zone(at_once):
+    application = make_alarms(1, users=1)
+    results = deliver(claim_alarms(NOON, 1)[0], NOON)
+    made = Event()
+
+    def register_elsewhere():
+        with transaction.atomic():
+            UserInfo.objects.create(application=application, user_id="user-0", timezone="America/New_York")
+            made.set()
+            while not somebody_waits():
+                pass
+
+    def record():
+        assert made.wait(30)
+        return record_results(results, NOON, lambda: 0.0, None)
+
+    assert at_once(register_elsewhere, record)[1] == {"sent": 1}
+    # 03:00 UTC is 22:00 in New York: 07:00 there is 12:00 UTC.
+    assert Alarm.objects.get().next_alarm_time == NOON + timedelta(days=1, hours=9)
+
+
 def test_one_page_registered_by_eight_at_once_has_one_alarm(at_once):
     application = ApplicationFactory()
     results = at_once(*[lambda: register_alarm(application, Registration("p", "ann", title="t"), NOON)] * 8)
@@ -180,6 +211,27 @@ def test_two_clients_syncing_the_same_pages_do_not_deadlock(at_once):
         lambda: sync_pages(application, PageChanges("ann", created=items[::-1])),
     )
     assert sorted(result["created"] for result in results) == [0, 100]
+
+
+def test_deleting_pages_waits_for_their_alarms_in_the_order_of_a_batch(at_once):
+    """By page, and where they lie in the table, the alarm that a batch locks last comes first."""
+    last = AlarmFactory(pk=UUID(int=2), page__id="a")
+    first = AlarmFactory(pk=UUID(int=1), page__id="b")
+    locked = Event()
+
+    def batch():
+        with transaction.atomic():
+            Alarm.objects.select_for_update().get(pk=first.pk)
+            locked.set()
+            while not somebody_waits():
+                pass
+            Alarm.objects.select_for_update().get(pk=last.pk)
+
+    def delete():
+        assert locked.wait(30)
+        return sync_pages(first.application, PageChanges("ann", deleted=["a", "b"]))
+
+    assert at_once(batch, delete) == [None, {"created": 0, "updated": 0, "deleted": 2}]
 
 
 # --- kill -9 ------------------------------------------------------------------------------------------------------

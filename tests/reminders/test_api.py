@@ -89,6 +89,12 @@ def test_register_keeps_what_is_absent(client):
         ({"user_id": " "}, "user_id"),
         ({"user_id": "x" * 256}, "user_id"),
         ({"user_id": ["x"]}, "user_id"),
+        ({"user_id": 7}, "user_id"),
+        ({"page_id": 7}, "page_id"),
+        ({"title": 7}, "title"),
+        ({"timezone": 7}, "timezone"),
+        ({"reset": "true"}, "reset"),
+        ({"reset": 1}, "reset"),
         ({"title": "x" * 10_001}, "title"),
         ({"body": "x" * 1_000_001}, "body"),
         ({"title": None}, "title"),
@@ -202,6 +208,15 @@ def test_a_deleted_page_is_revived_with_a_new_alarm(client):
     assert (page.title, page.body, page.deleted_at) == ("back", "", None)
 
 
+def test_a_page_deleted_by_hand_is_revived_with_a_new_alarm_too(client):
+    first = register(client, title="t", body="old")
+    Alarm.objects.update(sent_count=5)
+    Page.objects.update(deleted_at=NOON, title="", body="")
+    second = register(client, title="back")
+    assert second["alarm_id"] != first["alarm_id"] and second["sent_count"] == 1
+    assert str(DeletedAlarm.objects.get().pk) == first["alarm_id"]
+
+
 def test_register_honours_the_idempotency_key(client):
     key = {"Idempotency-Key": "k1"}
     first = register(client, title="t", headers=key)
@@ -259,7 +274,7 @@ def test_the_batch_is_as_large_as_asked(operator, body, claimed):
     assert operator.post(SCHEDULE, body).json()["claimed"] == claimed
 
 
-@pytest.mark.parametrize("limit", [0, 1001, -1, "many", None, 1.5, True, [1]])
+@pytest.mark.parametrize("limit", [0, 1001, -1, "many", "7", None, 1.5, True, [1]])
 def test_a_limit_out_of_range_is_refused(operator, limit):
     AlarmFactory()
     answer = operator.post(SCHEDULE, {"fetch_limit": limit})
@@ -401,6 +416,7 @@ def test_deleting_anothers_page_counts_as_missing(client):
         ({"updated": [{"id": "a", "surplus": 1}]}, "updated.0.surplus"),
         ({"updated": {"id": "a"}}, "updated"),
         ({"deleted": [{}]}, "deleted.0"),
+        ({"deleted": [7]}, "deleted.0"),
         ({"deleted": ["a"] * 501}, "deleted"),
         ({"created": [{"id": str(n), "title": "t", "body": ""} for n in range(501)]}, "created"),
         ({"user_id": ""}, "user_id"),
@@ -501,6 +517,15 @@ def test_a_pull_refuses_bad_input(client, query, attr):
     assert answer.status_code == 400 and attrs(answer.json()) == {attr}
 
 
+@pytest.mark.parametrize("sign", ["+", "%2B"])
+def test_a_pull_reads_a_zone_whether_its_plus_is_encoded_or_not(client, sign):
+    AlarmFactory()
+    Alarm.objects.update(updated_at=NOON)
+    for since, found in (("11:59:59.999999", 1), ("12:00:00", 0)):
+        answer = client.get(f"{PULL}?since=2026-03-04T{since}{sign}09:00")
+        assert answer.status_code == 200 and len(answer.json()["changed"]) == found
+
+
 def test_an_alarm_made_again_under_its_old_id_is_alive(client):
     alarm = AlarmFactory()
     key = alarm.pk
@@ -530,6 +555,16 @@ def test_an_alarm_inserted_by_hand_is_completed_by_the_database():
         1,
         1,
     )
+
+
+def test_an_alarm_may_be_dated_back_when_inserted_or_changed_by_hand():
+    PageFactory(id="p")
+    sql("INSERT INTO alarm (page_id, updated_at) VALUES ('p', '2020-01-01Z')")
+    assert Alarm.objects.get().updated_at == datetime(2020, 1, 1, tzinfo=UTC)
+    sql("UPDATE alarm SET sent_count = 2, next_alarm_time = now(), updated_at = '2021-01-01Z'")
+    assert Alarm.objects.get().updated_at == datetime(2021, 1, 1, tzinfo=UTC)
+    sql("UPDATE alarm SET sent_count = 3, updated_at = '2999-01-01Z'")
+    assert Alarm.objects.get().updated_at <= timezone.now()
 
 
 @pytest.mark.parametrize(

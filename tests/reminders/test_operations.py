@@ -6,6 +6,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.contrib.auth.models import Group, User
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -74,13 +75,26 @@ def test_two_alarms_of_a_user_at_one_time_are_found_and_parted():
     assert part_twins(keys, NOON) == 0
 
 
-def test_a_count_below_one_is_found_where_the_check_is_gone():
+def test_twins_are_parted_however_many_there_are(monkeypatch):
+    """The first of each pair alone would leave nothing to move."""
+    monkeypatch.setattr("reminders.integrity.HEALED_AT_ONCE", 2)
+    for user in ("ann", "bob", "eve"):
+        AlarmFactory(page__user_id=user, next_alarm_time=NOON + timedelta(days=3))
+    for user in ("eve", "bob", "ann"):
+        AlarmFactory(page__user_id=user, next_alarm_time=NOON + timedelta(days=3))
+    assert [integrity.heal("reminders.same_time", NOON) for _again in range(3)] == [{"parted": 1}] * 3
+    assert found() == {}
+
+
+def test_a_count_below_one_is_found_and_reset_where_the_check_is_gone():
     AlarmFactory(next_alarm_time=NOON)
     with connection.cursor() as cursor:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         cursor.execute("ALTER TABLE alarm DROP CONSTRAINT alarm_sent_count")
     Alarm.objects.update(sent_count=0)
     assert found() == {"reminders.count_below_one": 1}
+    assert integrity.heal("reminders.count_below_one", NOON) == {"reset": 1}
+    assert found() == {}
 
 
 def test_the_metrics_tell_of_the_last_run_and_of_what_waits():
@@ -92,6 +106,13 @@ def test_the_metrics_tell_of_the_last_run_and_of_what_waits():
     assert samples[("signalbox_reminders_batch_size",)] == 3
     assert samples[("signalbox_reminders_oldest_due_age_seconds",)] >= 3600
     assert ("signalbox_reminders_processing_seconds",) in samples
+
+
+def test_an_alarm_without_a_time_is_as_late_as_it_is_old():
+    AlarmFactory(next_alarm_time=None, created_at=timezone.now() - timedelta(hours=2))
+    AlarmFactory(next_alarm_time=timezone.now() - timedelta(hours=1))
+    samples = {s.name: s.value for family in metrics() for s in family.samples}
+    assert 7200 <= samples["signalbox_reminders_oldest_due_age_seconds"] < 10_000
 
 
 def test_old_tombstones_and_deliveries_are_purged():
@@ -113,6 +134,16 @@ def test_send_now_makes_an_alarm_due_under_a_new_key():
     assert make_due([alarm.pk], NOON + timedelta(days=10)) == 1
     row = Alarm.objects.get()
     assert (row.next_alarm_time, row.processed_at, row.occurrence) == (NOON + timedelta(days=10), None, 2)
+
+
+def test_send_now_costs_the_same_number_of_queries_for_one_and_for_many(django_assert_num_queries):
+    alarms = AlarmFactory.create_batch(30, page__title="", page__body="")
+    send_batch(NOON)
+    with CaptureQueriesContext(connection) as one:
+        make_due([alarms[0].pk], NOON)
+    with django_assert_num_queries(len(one)):
+        assert make_due([alarm.pk for alarm in alarms[1:]], NOON) == 29
+    assert set(AlarmDelivery.objects.values_list("state", "reason")) == {("failed", "superseded")}
 
 
 def test_a_released_claim_is_sent_with_the_same_key():

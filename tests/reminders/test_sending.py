@@ -4,19 +4,20 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
-from django.db import connection
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
+from structlog.testing import capture_logs
 
 from config import sweeping
 from config.models import Decision
 from messaging.models import Application, Message, Subscription, Suppression
 from messaging.services import SubscriptionSpec, suppress, upsert_subscriptions
 from reminders.models import Alarm, AlarmDelivery, Page, UserInfo
-from reminders.services import Registration, register_alarm, send_batch
+from reminders.services import Registration, register_alarm, release_claims, send_batch
 from reminders.services.claiming import claim_alarms
 from reminders.services.recording import record_results
 from reminders.services.sending import deliver
-from tests.reminders.factories import NOON, AlarmFactory
+from tests.reminders.factories import NOON, AlarmFactory, PageFactory
 
 pytestmark = pytest.mark.django_db
 SIX_HOURS = timedelta(hours=6)
@@ -139,6 +140,38 @@ def test_a_zombie_without_a_delivery_gets_one():
     assert AlarmDelivery.objects.get().occurrence == 4
 
 
+def opt_out(application):
+    Subscription.objects.update(status=-2)
+
+
+def take_the_words(application):
+    Page.objects.update(title="", body="")
+
+
+@pytest.mark.parametrize("meanwhile", [opt_out, take_the_words])
+def test_what_a_dead_worker_sent_is_sent_even_if_it_would_be_refused_by_now(application, meanwhile):
+    AlarmFactory(title="Water the plants")
+    sending, _deferred = claim_alarms(NOON, 10)
+    deliver(sending, NOON)
+    meanwhile(application)
+    assert send_batch(NOON + SIX_HOURS + MICROSECOND) == counts(claimed=1, sent=1)
+    row, message = only(), Message.objects.get()
+    assert (row.sent_count, row.last_notification_id, row.retry_at) == (2, message.pk, None)
+    assert row.title == "Water the plants"
+    assert (AlarmDelivery.objects.get().state, AlarmDelivery.objects.get().message_id) == ("sent", message.pk)
+
+
+def test_a_slow_worker_taken_for_dead_still_ends_its_delivery_sent(application):
+    alarm = AlarmFactory(page__id="p")
+    sending, _deferred = claim_alarms(NOON, 10)
+    release_claims([alarm.pk])
+    register_alarm(application, Registration("p", "ann"), NOON + timedelta(seconds=1))
+    assert AlarmDelivery.objects.get().reason == "superseded"
+    assert record_results(deliver(sending, NOON), NOON, lambda: 0.0, None) == {"skipped": 1}
+    delivery = AlarmDelivery.objects.get()
+    assert (delivery.state, delivery.message_id, delivery.reason) == ("sent", Message.objects.get().pk, "")
+
+
 def test_a_worker_that_comes_back_after_its_rescue_changes_nothing():
     AlarmFactory()
     sending, _deferred = claim_alarms(NOON, 10)
@@ -174,14 +207,70 @@ def test_a_delivery_opened_by_hand_is_settled_like_any_other(application, sent):
         deliver(claim, NOON)
         Alarm.objects.update(processed_at=NOON - timedelta(hours=7))
         AlarmDelivery.objects.all().delete()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO alarm_delivery (alarm_id, occurrence, idempotency_key) VALUES (%s, 1, %s)",
-            [alarm.pk, f"reminder:{alarm.pk}:1"],
-        )
+    open_by_hand(alarm.pk, 1)
     register_alarm(application, Registration("p", "ann"), NOON)
     delivery = AlarmDelivery.objects.get()
     assert (delivery.state, delivery.reason) == (("sent", "") if sent else ("failed", "superseded"))
+
+
+def test_a_rescue_keeps_the_key_of_a_delivery_opened_by_hand(application):
+    alarm = AlarmFactory(page__id="p", sent_count=5, processed_at=NOON - timedelta(hours=7))
+    open_by_hand(alarm.pk, 4)
+    assert send_batch(NOON) == counts(claimed=1, sent=1)
+    assert Message.objects.get().idempotency_key == f"reminder:{alarm.pk}:4"
+    assert AlarmDelivery.objects.get().state == "sent"
+    assert only().occurrence == 5
+
+
+def test_an_alarm_that_comes_back_under_its_old_id_does_not_use_its_keys_again():
+    alarm = AlarmFactory()
+    send_batch(NOON)
+    key, page = alarm.pk, alarm.page
+    alarm.delete()
+    AlarmFactory(pk=key, page=page)
+    assert send_batch(NOON) == counts(claimed=1, sent=1)
+    assert {row.idempotency_key for row in Message.objects.all()} == {f"reminder:{key}:1", f"reminder:{key}:2"}
+    assert AlarmDelivery.objects.filter(state="sent").count() == 2
+
+
+@pytest.mark.parametrize("claimed_at", [None, NOON - timedelta(hours=7)])
+def test_what_a_person_wrote_down_as_sent_is_followed_by_the_next(claimed_at):
+    alarm = AlarmFactory(sent_count=4, processed_at=claimed_at)
+    for occurrence in (1, 2, 3):
+        open_by_hand(alarm.pk, occurrence)
+    AlarmDelivery.objects.update(state="sent", message_id=UUID(int=1))
+    assert send_batch(NOON) == counts(claimed=1, sent=1)
+    assert Message.objects.get().idempotency_key == f"reminder:{alarm.pk}:4"
+    assert AlarmDelivery.objects.get(occurrence=4).message_id == Message.objects.get().pk
+    assert (only().occurrence, only().sent_count) == (5, 5)
+
+
+def test_what_was_sent_under_a_released_claim_is_only_recorded():
+    alarm = AlarmFactory()
+    sending, _deferred = claim_alarms(NOON, 10)
+    results = deliver(sending, NOON)
+    release_claims([alarm.pk])
+    assert record_results(results, NOON, lambda: 0.0, None) == {"skipped": 1}
+    assert AlarmDelivery.objects.get().state == "sent"
+    assert send_batch(NOON) == counts(claimed=1, sent=1)
+    assert Message.objects.count() == AlarmDelivery.objects.count() == 1
+    assert (only().occurrence, only().sent_count, only().last_notification_id) == (2, 2, Message.objects.get().pk)
+
+
+def test_a_zombie_inserted_after_its_delivery_keeps_its_key():
+    page, key = PageFactory(), UUID(int=7)
+    open_by_hand(key, 3)
+    AlarmFactory(pk=key, page=page, processed_at=NOON - timedelta(hours=7))
+    assert send_batch(NOON) == counts(claimed=1, sent=1)
+    assert AlarmDelivery.objects.get().state == "sent"
+
+
+def open_by_hand(alarm_id, occurrence):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO alarm_delivery (alarm_id, occurrence, idempotency_key, state) VALUES (%s, %s, %s, 'claimed')",
+            [alarm_id, occurrence, f"reminder:{alarm_id}:{occurrence}"],
+        )
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
@@ -228,6 +317,59 @@ def test_a_draft_the_database_refuses_is_found_and_the_others_are_sent():
     assert AlarmDelivery.objects.get(alarm_id=bad.pk).reason == "database_error"
 
 
+def test_an_alarm_that_cannot_be_recorded_is_found_and_the_others_are_recorded():
+    bad = AlarmFactory.create_batch(5)[3]
+    Alarm.objects.filter(pk=bad.pk).update(sent_count=2**31 - 1)
+    assert send_batch(NOON) == counts(claimed=5, sent=4, failed=1)
+    assert Alarm.objects.filter(sent_count=2, processed_at=None).count() == 4
+    # As after a crash: the claim stays, and its rescue makes no second message.
+    assert Alarm.objects.get(pk=bad.pk).processed_at == NOON
+    assert Message.objects.count() == 5
+
+
+def test_a_page_whose_number_python_cannot_read_stops_nobody():
+    AlarmFactory(page__body="&#" + "9" * 5000 + ";")
+    AlarmFactory(page__user_id="bob")
+    assert send_batch(NOON) == counts(claimed=2, sent=2)
+
+
+def test_an_alarm_that_cannot_be_handed_over_is_found_and_the_others_are_sent(monkeypatch):
+    """As the standard library did for a number of 5,000 digits."""
+
+    def strict(text):
+        if "boom" in text:
+            raise ValueError
+        return text
+
+    monkeypatch.setattr("reminders.services.texts.unescape", strict)
+    AlarmFactory.create_batch(2)
+    bad = AlarmFactory(page__body="boom")
+    AlarmFactory.create_batch(2)
+    assert send_batch(NOON) == counts(claimed=5, sent=4, failed=1)
+    row = Alarm.objects.get(pk=bad.pk)
+    assert (row.processed_at, row.sent_count, row.retry_at) == (None, 1, NOON + timedelta(minutes=1))
+    assert AlarmDelivery.objects.get(alarm_id=row.pk).reason == "error"
+    assert Message.objects.count() == 4
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        *(("alarm", name) for name in ("next_alarm_time", "processed_at", "retry_at", "created_at", "updated_at")),
+        *(("pages", name) for name in ("deleted_at", "created_at", "updated_at")),
+        *(("alarm_delivery", name) for name in ("claimed_at", "ended_at")),
+        ("alarm_deleted", "deleted_at"),
+    ],
+)
+@pytest.mark.parametrize("time", ["-infinity", "infinity", "0044-03-15 BC", "12026-01-01"])
+def test_the_database_refuses_a_time_that_nobody_could_read(table, column, time):
+    AlarmFactory()
+    AlarmFactory().delete()
+    send_batch(NOON)
+    with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {table} SET {column} = %s", [time])
+
+
 def test_an_application_over_its_quota_is_refused():
     AlarmFactory.create_batch(3)
     Application.objects.update(daily_quota=2)
@@ -235,11 +377,35 @@ def test_an_application_over_its_quota_is_refused():
     assert AlarmDelivery.objects.get(state="failed").reason == "quota_exceeded"
 
 
-def test_a_broken_zone_reads_as_seoul(caplog):
-    AlarmFactory(zone="Nowhere/Land", next_alarm_time=NOON, sent_count=2)
+@pytest.mark.parametrize("zone", ["Nowhere/Land", ""])
+def test_a_broken_zone_reads_as_seoul_and_is_told(zone):
+    alarm = AlarmFactory(next_alarm_time=NOON, sent_count=2)
+    UserInfo.objects.create(application=alarm.application, user_id="ann", timezone=zone)
     night = datetime(2026, 3, 4, 14, 0, tzinfo=UTC)  # 23:00 in Seoul
-    assert send_batch(night)["deferred"] == 1
+    with capture_logs() as logs:
+        assert send_batch(night)["deferred"] == 1
     assert only().next_alarm_time == datetime(2026, 3, 4, 22, 0, tzinfo=UTC)
+    assert {"event": "unknown_timezone", "log_level": "warning", "timezone": zone} in logs
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """What Sentry would hear of."""
+    told = []
+    monkeypatch.setattr("sentry_sdk.capture_message", lambda text, **_rest: told.append(text))
+    return told
+
+
+def test_what_goes_wrong_is_reported(application, reported):
+    alarm = AlarmFactory(page__id="p", sent_count=2**31 - 1)
+    send_batch(NOON)
+    assert reported == ["alarm: batch_update_failed"]
+    Alarm.objects.filter(pk=alarm.pk).update(sent_count=1, processed_at=None)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE alarm_delivery RENAME TO away")
+    with pytest.raises(DatabaseError), transaction.atomic():
+        send_batch(NOON)
+    assert reported[1:] == ["alarm: database_error"]
 
 
 # --- the night ----------------------------------------------------------------------------------------------------

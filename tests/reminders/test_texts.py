@@ -29,6 +29,8 @@ from reminders.services.texts import Words, plain_body, plain_start, plain_title
         ("  two\n lines  ", "two\n lines"),
         ("&nbsp;", ""),
         ("<br/>", ""),
+        ("a&#" + "9" * 5000 + ";b", "a\ufffdb"),
+        ("a&#" + "0" * 900 + "65;b", "aAb"),
     ],
 )
 def test_markup_goes_and_words_stay(html, text):

@@ -16,6 +16,7 @@ from reminders.services.times import (
 
 SEOUL, NEW_YORK, KOLKATA = ZoneInfo("Asia/Seoul"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Kolkata")
 KATHMANDU, ADELAIDE = ZoneInfo("Asia/Kathmandu"), ZoneInfo("Australia/Adelaide")
+LORD_HOWE = ZoneInfo("Australia/Lord_Howe")
 
 
 def utc(*parts):
@@ -92,7 +93,11 @@ def test_the_night_in_new_york_over_clock_changes(at, moved):
         (KOLKATA, utc(2026, 3, 5, 1), utc(2026, 3, 5, 1, 30)),  # 06:30
         (KOLKATA, utc(2026, 3, 5, 1, 30), utc(2026, 3, 5, 1, 30)),  # 07:00
         (KATHMANDU, utc(2026, 3, 4, 20), utc(2026, 3, 5, 1, 15)),  # 01:45
+        (KATHMANDU, utc(2026, 3, 4, 16, 14), utc(2026, 3, 4, 16, 14)),  # 21:59
+        (KATHMANDU, utc(2026, 3, 4, 16, 15), utc(2026, 3, 5, 1, 15)),  # 22:00
         (ADELAIDE, utc(2026, 4, 4, 12), utc(2026, 4, 4, 21, 30)),  # 22:30; clocks go back that night
+        (LORD_HOWE, utc(2026, 4, 4, 12), utc(2026, 4, 4, 20, 30)),  # 23:00; that night they go back by half an hour
+        (LORD_HOWE, utc(2026, 10, 3, 12), utc(2026, 10, 3, 20)),  # 22:30; and here forward
     ],
 )
 def test_the_night_where_the_offset_is_no_full_hour(zone, at, moved):
