@@ -19,13 +19,15 @@ def main() -> None:
     import bench
 
     wanted = sys.argv[1:]
-    name = connection.creation.create_test_db(verbosity=0, autoclobber=True)
-    try:
-        for module in sorted(pkgutil.iter_modules(bench.__path__), key=lambda found: found.name):
-            if module.name != "__main__" and (not wanted or module.name in wanted):
-                importlib.import_module(f"bench.{module.name}").run()
-    finally:
-        connection.creation.destroy_test_db(name, verbosity=0)
+    real = connection.settings_dict["NAME"]
+    for module in sorted(pkgutil.iter_modules(bench.__path__), key=lambda found: found.name):
+        if module.name == "__main__" or (wanted and module.name not in wanted):
+            continue
+        connection.creation.create_test_db(verbosity=0, autoclobber=True)
+        try:
+            importlib.import_module(f"bench.{module.name}").run()
+        finally:
+            connection.creation.destroy_test_db(real, verbosity=0)
 
 
 if __name__ == "__main__":

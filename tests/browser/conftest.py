@@ -42,7 +42,7 @@ class Visit:
     problems: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
 
-    def go(self, path: str, until: str = "networkidle") -> Any:
+    def go(self, path: str, until: str = "load") -> Any:
         self.page.goto(self.base + path, wait_until=until)
         return self.page
 
@@ -65,7 +65,7 @@ def visit(chromium: Any, live_server: Any) -> Iterator[Callable[..., Visit]]:
         context = chromium.new_context(
             locale=locale, color_scheme=scheme, viewport={"width": 1280, "height": 900}, service_workers="block"
         )
-        context.set_default_timeout(8_000)
+        context.set_default_timeout(60_000)
         contexts.append(context)
         seen = Visit(context.new_page(), live_server.url)
         seen.page.on("console", lambda line: seen.problems.append(line.text) if line.type == "error" else None)

@@ -72,7 +72,7 @@ def test_every_page_is_free_of_errors_and_strangers(
     seen.login("boss")
     assert word in seen.text()
     for path in (*PAGES, f"/admin/config/sweeprun/{some_rows.pk}/change/"):
-        seen.go(path)
+        seen.go(path, until="networkidle")
         if path.startswith("/admin/"):
             dark = seen.page.evaluate("document.documentElement.classList.contains('dark')")
             assert dark is (scheme == "dark"), path
@@ -84,7 +84,7 @@ def test_dashboard_refreshes_itself(visit: Any, some_rows: SweepRun) -> None:
     seen = visit()
     seen.login("boss")
     Canary.objects.create(host="web-2", asked_at=timezone.now())
-    seen.page.wait_for_selector("text=web-2", timeout=15_000)
+    seen.page.wait_for_selector("text=web-2")
     assert seen.problems == []
 
 
