@@ -416,6 +416,7 @@ def held(row):
             cursor.execute(f"SELECT 1 FROM {row._meta.db_table} WHERE id = %s FOR NO KEY UPDATE", [row.pk])
         yield other
     finally:
+        other.rollback()  # a server that merely loses its client lets go some time later
         other.close()
 
 
