@@ -22,7 +22,7 @@ from unfold.contrib.filters.admin import DropdownFilter
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from config import console
-from config.console.base import change_text
+from config.console.base import change_text, told
 from config.console.bulk import progress
 from config.console.panels import counts_text, outcome
 from config.models import BulkAction, Decision, SweepRun
@@ -106,11 +106,11 @@ class SweepRunAdmin(console.ConsoleAdmin):
             console.Entry(
                 at=decision.created_at,
                 kind="smart_toy",
-                title=decision.rule,
-                body=f"{decision.object_type} {decision.object_id} · {change_text(decision)}",
+                title=f"{name} · {decision.rule}",
+                body=story,
                 link=reverse("admin:config_decision_change", args=[decision.pk]),
             )
-            for decision in Decision.objects.filter(run_id=obj.pk).order_by("-id")[:50]
+            for decision, name, story in told(Decision.objects.filter(run_id=obj.pk).order_by("-id")[:50])
         ]
 
 

@@ -155,13 +155,15 @@ class RequestMiddleware:
             response = self.get_response(request)
             route = getattr(getattr(request, "resolver_match", None), "route", None)
             probe = request.path_info in PROBED and request.headers.get("User-Agent") == PROBER
-            tell = log.debug if probe and response.status_code == 200 else log.info
+            client = client_of(request)
+            quiet = (probe or client in settings.QUIET_CLIENTS) and response.status_code < 300
+            tell = log.debug if quiet else log.info
             tell(
                 "request",
                 method=request.method,
                 route=route,
                 status=response.status_code,
-                client=client_of(request),
+                client=client,
                 ms=round((time.monotonic() - started) * 1000),
             )
         response["X-Request-ID"] = request_id

@@ -203,6 +203,7 @@ ALLOWED_HOSTS = env("ALLOWED_HOSTS", hosts, ["localhost", "127.0.0.1", "[::1]", 
 CSRF_TRUSTED_ORIGINS = env("CSRF_TRUSTED_ORIGINS", origins, ["{0.scheme}://{0.netloc}".format(urlsplit(PUBLIC_URL))])
 REDIS_URL = env("REDIS_URL", url("redis", "rediss"), "")
 LOG_FORMAT = env("LOG_FORMAT", one_of("console", "json"), "console")
+QUIET_CLIENTS: list[str] = env("QUIET_CLIENTS", words, [])  # what they do well leaves no line in the log
 SENTRY_DSN = env("SENTRY_DSN", sentry_dsn, "")
 API_RATE = env("API_RATE", rate, (12000, 60))
 

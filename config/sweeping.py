@@ -250,7 +250,8 @@ def _perform(sweep: Sweep, function: Callable[[Sweep], None], slot: int) -> dict
         sweep.cursor,
     )
     record.save(update_fields=["ended_at", "counts", "error", "cursor"])
-    log.info("sweep_ended", counts=dict(sweep.counts), error=summary["error"])
+    tell = log.info if summary["error"] or any(sweep.counts.values()) else log.debug
+    tell("sweep_ended", counts=dict(sweep.counts), error=summary["error"])
     return summary
 
 

@@ -1,13 +1,16 @@
 """ConsoleAdmin: what all our admin pages share."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db import connections, models
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -79,6 +82,7 @@ class ConsoleAdmin(ModelAdmin):
     read_only = False
     state_colours: dict[str, str] = {}
     rule_words: dict[str, Any] = {}  # what a decision's rule means, by its name or the part before the first dot
+    empty_value_display = "–"
     paginator = EstimatingPaginator
     show_full_result_count = False
     show_facets = ShowFacets.NEVER
@@ -161,16 +165,42 @@ def _decisions(obj: models.Model, words: dict[str, Any]) -> Iterable[Entry]:
             at=decision.created_at,
             kind="smart_toy",
             title=decision.rule,
-            body=" · ".join(
-                str(part) for part in (_meaning(decision.rule, words), _rows(decision), change_text(decision)) if part
-            ),
+            body=story(decision, words),
             tone="info" if decision.won else "",
             link=reverse("admin:config_decision_change", args=[decision.pk]),
         )
 
 
-def _meaning(rule: str, words: dict[str, Any]) -> Any:
-    return words.get(rule) or words.get(rule.split(".")[0], "")
+def story(decision: Any, words: dict[str, Any]) -> str:
+    """What the rule means, how many rows it touched, and what became of them."""
+    meaning = words.get(decision.rule) or words.get(decision.rule.split(".")[0], "")
+    return " · ".join(str(part) for part in (meaning, _rows(decision), change_text(decision)) if part)
+
+
+def told(decisions: Iterable[Any]) -> list[tuple[Any, str, str]]:
+    """Each decision with its object's name and its story: a query per table, however many they are."""
+    found, pages = list(decisions), {model._meta.db_table: page for model, page in admin.site._registry.items()}
+    names: dict[tuple[str, str], str] = {}
+    for table in {decision.object_type for decision in found} & pages.keys():
+        keys = _keys(pages[table].model, [one.object_id for one in found if one.object_type == table])
+        rows = pages[table].model._default_manager.filter(pk__in=list(keys))
+        if isinstance(related := pages[table].list_select_related, tuple | list):
+            rows = rows.select_related(*related)
+        names |= {(table, str(row.pk)): str(row) for row in rows}
+    return [
+        (
+            one,
+            names.get((one.object_type, one.object_id), f"{one.object_type} {one.object_id}"),
+            story(one, getattr(pages.get(one.object_type), "rule_words", {})),
+        )
+        for one in found
+    ]
+
+
+def _keys(model: type[models.Model], texts: Iterable[str]) -> Iterable[Any]:
+    for text in texts:
+        with suppress(ValidationError):  # a decision written by hand may name anything
+            yield model._meta.pk.to_python(text)
 
 
 def _rows(decision: Any) -> str:

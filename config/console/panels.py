@@ -233,19 +233,19 @@ def age(then: datetime, now: datetime) -> str:
 
 @panel(gettext_lazy("Recent automatic decisions"), order=90, icon="smart_toy", permission="config.view_decision")
 def decisions_panel(request: HttpRequest) -> Panel:
-    from config.console.base import change_text
+    from config.console.base import told
     from config.models import Decision
 
     now = timezone.now()
     rows = [
         Row(
-            title=decision.rule,
-            note=f"{decision.object_type} {decision.object_id} · {change_text(decision)}",
+            title=f"{name} · {decision.rule}",
+            note=story,
             link=reverse("admin:config_decision_change", args=[decision.pk]),
             badge="" if decision.won else _("too late"),
             aside=_("%(age)s ago") % {"age": age(decision.created_at, now)},
         )
-        for decision in Decision.objects.order_by("-id")[:8]
+        for decision, name, story in told(Decision.objects.order_by("-id")[:8])
     ]
     link = reverse("admin:config_decision_changelist")
     return Panel(rows=rows, link=link, wide=True, empty=_("Nothing has been decided automatically yet."))

@@ -143,10 +143,11 @@ def prepare_database(demo: bool, out: OutputWrapper) -> None:
             call_command("seed_demo", stderr=out)
 
 
-def demo_environment() -> dict[str, str]:
-    """The demo's messages go to the console unless somebody named providers."""
-    named = os.environ.get("PROVIDERS", "").strip()
-    return {} if named else {"PROVIDERS": ",".join(f"{kind}={name}" for kind, name in CONSOLE.items())}
+def demo_environment(players: list[str]) -> dict[str, str]:
+    """The demo's messages go to the console, and its players leave the log to whoever looks, unless told otherwise."""
+    console = ",".join(f"{kind}={name}" for kind, name in CONSOLE.items())
+    wanted = {"PROVIDERS": console, "QUIET_CLIENTS": ",".join(players)}
+    return {name: value for name, value in wanted.items() if not os.environ.get(name, "").strip()}
 
 
 def has_demo() -> bool:

@@ -83,6 +83,20 @@ def test_dashboard_shows_the_foundation_panels(boss: Client) -> None:
         assert text in page
 
 
+def test_dashboard_names_what_was_decided_about_and_says_what_the_rule_means(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
+) -> None:
+    runs = sweep_runs(3)
+    for key in [*(run.pk for run in runs), "written by hand"]:
+        Decision.objects.create(rule="rescue.late", object_type="sweep_runs", object_id=str(key))
+    monkeypatch.setattr(admin.site._registry[SweepRun], "rule_words", {"rescue": "Its worker had died."})
+    with django_assert_max_num_queries(2):
+        said = base.told(Decision.objects.order_by("id"))
+    assert [name for _one, name, _story in said] == [*map(str, runs), "sweep_runs written by hand"]
+    assert {story for _one, _name, story in said} == {"Its worker had died."}
+    assert "Its worker had died." in boss.get(reverse("admin:panels")).content.decode()
+
+
 def test_dashboard_measures_again_what_the_sweep_found_broken(boss: Client, idle_users: list[int]) -> None:
     integrity.keep_reading("users_are_active", timezone.now())
     assert "users_are_active" in boss.get(reverse("admin:panels")).content.decode()

@@ -4,6 +4,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
@@ -152,3 +153,13 @@ def test_with_the_database_away_a_session_is_told_so(monkeypatch, client, path, 
     answer = client.get(path)
     assert answer.status_code == status
     assert (status == 503) == ("Retry-After" in answer.headers)
+
+
+@pytest.mark.django_db
+def test_a_quiet_clients_successes_leave_no_line_but_its_failures_do(caplog, client, settings):
+    settings.QUIET_CLIENTS = ["player"]
+    client.force_login(User.objects.create_superuser("player"))
+    with caplog.at_level(logging.INFO, logger="http"):
+        assert client.get("/api/v1/messages/").status_code == 200
+        assert client.get("/api/v1/nothing/").status_code == 404
+    assert [record.msg["status"] for record in caplog.records if record.name == "http"] == [404]

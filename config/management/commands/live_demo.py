@@ -21,6 +21,7 @@ from devices.client import Agent, Refused, Server
 from devices.demo import DEVICES, PCS, agent_name
 
 PEOPLE = "demo-people"
+PLAYERS = [PEOPLE, *map(agent_name, PCS)]
 GROUPS = ("operator", "message-sender", "message-client", "campaign-manager", "reminder-client")
 SECONDS = 3.0
 FRESH = timedelta(minutes=15)  # people read what has just come; what they left lying stays as it is

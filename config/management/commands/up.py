@@ -9,6 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from config import embedded
+from config.management.commands.live_demo import PLAYERS
 from config.observe import Told
 from config.supervisor import boot
 from config.supervisor.processes import Child, Interrupted, Signals, supervise
@@ -59,7 +60,7 @@ class Command(BaseCommand):
         environment = {"PORT": str(port)}
         alive = demo and worker and boot.has_demo()
         if alive:
-            environment |= boot.demo_environment()
+            environment |= boot.demo_environment(PLAYERS)
         lane = f"{settings.Q_CLUSTER['name']}@{socket.gethostname()}:{port}"
         web = Child("web", web_arguments(port), environment)
         cluster = Child("cluster", [lane], environment) if worker else None
