@@ -168,7 +168,7 @@ def test_a_conflict_tells_who_since_when_why_until_when_and_how_it_goes(holder, 
             "resource_id", "heartbeat_health", "progress",
         )
     }  # fmt: skip
-    assert answer.data["retry_after"] in (359, 360)
+    assert 330 < answer.data["retry_after"] <= 360
     assert answer["Retry-After"] == str(answer.data["retry_after"])
     assert LockEvent.objects.get(kind="CONFLICT").details["blocked_by"] == [str(lock["lock_id"])]
 
@@ -563,12 +563,12 @@ def test_eta_and_retry_after(holder, other):
     lock = holder.acquire(scope="RESOURCE_TYPE", resource_type="a", ttl_seconds=100)
     body = other.check(resource_type="a")["body"]
     assert body["eta_seconds"] is None
-    assert body["retry_after"] in (99, 100)
+    assert 70 < body["retry_after"] <= 100
     assert body["other_resources_available"] is True
     holder.beat(lock, progress_info={"progress": 65, "estimated_remaining_hours": 0.01})
     body = other.check(resource_type="a")["body"]
     assert body["progress"] == 65
-    assert body["eta_seconds"] in (35, 36)
+    assert 6 < body["eta_seconds"] <= 36
     assert body["retry_after"] == body["eta_seconds"]
     shift(lock, estimated_at=-1000)
     body = other.check(resource_type="a")["body"]
@@ -583,7 +583,7 @@ def test_an_estimate_is_as_old_as_the_heartbeat_that_told_it(holder, other):
     holder.beat(lock, progress_info={"estimated_remaining_hours": 0.25})
     shift(lock, last_heartbeat=-300)
     body = other.check()["body"]
-    assert (body["eta_seconds"], body["retry_after"]) == (600, 600)
+    assert 570 < body["eta_seconds"] == body["retry_after"] <= 600
 
 
 def test_a_get_of_an_unknown_branch_answers_active_and_writes_nothing(viewer):
