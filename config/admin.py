@@ -22,7 +22,7 @@ from unfold.contrib.filters.admin import DropdownFilter
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from config import console
-from config.console.base import change_text, told
+from config.console.base import told
 from config.console.bulk import progress
 from config.console.panels import counts_text, outcome
 from config.models import BulkAction, Decision, SweepRun
@@ -67,7 +67,8 @@ class SweepRunAdmin(console.ConsoleAdmin):
     icon, menu_order = "cleaning_services", 10
     menu_title = _("Sweeps")
     read_only = True
-    list_display = ("name", "started_at", "duration", "outcome", "counted", "host")
+    started = console.moment("started_at", _("started"))
+    list_display = ("name", "started", "duration", "outcome", "counted", "host")
     list_filter = (SweepFilter, OutcomeFilter)
     ordering = ("-started_at",)
     actions = ("run_now",)
@@ -149,12 +150,19 @@ def _is_ours(model: type[models.Model]) -> bool:
 class DecisionAdmin(console.ConsoleAdmin):
     icon, menu_order = "smart_toy", 20
     read_only = True
-    list_display = ("created_at", "rule", "what", "changed", "affected", "effect")
+    at = console.moment("created_at", _("at"))
+    list_display = ("at", "rule", "what", "story", "affected", "effect")
     list_filter = (RuleFilter, ObjectTypeFilter)
     search_fields = ("=object_id",)
     search_help_text = _("The object's exact id")
     ordering = ("-id",)
     change_form_outer_before_template = change_form_outer_after_template = None
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        changelist = super().get_changelist_instance(request)
+        for decision, name, story in told(changelist.result_list):
+            decision.told = name, story  # type: ignore[attr-defined]
+        return changelist
 
     @admin.display(description=_("object"))
     def what(self, decision: Decision) -> str:
@@ -163,12 +171,12 @@ class DecisionAdmin(console.ConsoleAdmin):
         tables = {model._meta.db_table: model for model in admin.site._registry}
         model = tables.get(decision.object_type)
         link = object_link(model, decision.object_id) if model else ""
-        text = f"{decision.object_type} {decision.object_id}"
-        return format_html('<a class="sb-link" href="{}">{}</a>', link, text) if link else text
+        name = decision.told[0]  # type: ignore[attr-defined]
+        return format_html('<a class="sb-link" href="{}">{}</a>', link, name) if link else name
 
     @admin.display(description=_("change"))
-    def changed(self, decision: Decision) -> str:
-        return change_text(decision)
+    def story(self, decision: Decision) -> str:
+        return decision.told[1]  # type: ignore[attr-defined]
 
     @admin.display(description=_("effect"))
     def effect(self, decision: Decision) -> str:

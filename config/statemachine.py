@@ -21,13 +21,14 @@ class Swept:
     """A state that a sweep resolves once its deadline, counted from the column `since`, has passed.
 
     `oldest` finds the longest waiting of the rows in the state, where only a look of its own has an index to use or
-    where not all of them wait.
+    where not all of them wait. `instead` names who has a row that the sweep leaves alone.
     """
 
     sweep: str
     deadline: str | Promise
     since: str = "created_at"
     oldest: Callable[[Any], datetime | None] | None = None
+    instead: "Callable[[Any], WaitsFor | Rests | None] | None" = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class WaitsFor:
     """A state that time alone does not end: who ends it, in words shown in the admin."""
 
     whom: str | Promise
+
+
+@dataclass(frozen=True)
+class Rests:
+    """A state that may last: it is left by what happens, and nobody is late when nothing does."""
+
+    why: str | Promise
 
 
 class StateField(FSMField):

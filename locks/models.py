@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django_fsm import FSMField, transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Swept, WaitsFor, state_triggers
+from config.statemachine import Rests, Swept, WaitsFor, state_triggers
 from config.triggers import append_only
 from locks.triggers import HEARTBEATS_KEPT, EndedAt, FenceOnGrant, FenceOnlyGrows, SilentAfter
 
@@ -76,7 +76,7 @@ class Branch(models.Model):
 
     objects = BranchQuerySet.as_manager()
     liveness = {
-        State.ACTIVE: WaitsFor(_("nobody: this is where a branch lives")),
+        State.ACTIVE: Rests(_("This is where a branch lives.")),
         State.LOCKED_FOR_WRITE: WaitsFor(_("the end of its indexing lock, which the sweeps watch")),
         State.READY: WaitsFor(_("whoever merges or goes on writing")),
         State.ERROR: WaitsFor(_("a lock-admin")),
@@ -523,7 +523,7 @@ class LockWaiter(models.Model):
     objects = WaiterQuerySet.as_manager()
     liveness = {
         State.WAITING: Swept("locks.expire_heartbeats", _("10 s after its deadline"), since="deadline_at"),
-        State.GRANTED: WaitsFor(_("nobody: the lock is its request's; not picked up within 10 s, it expires")),
+        State.GRANTED: Rests(_("The lock is its request's; not picked up within 10 s, it expires.")),
     }
 
     class Meta:

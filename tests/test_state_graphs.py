@@ -5,7 +5,7 @@ from django.db import IntegrityError, connection, transaction
 from django_fsm import TransitionNotAllowed
 
 from config.management.commands.state_diagrams import written
-from config.statemachine import Swept, WaitsFor, check_liveness, graphs
+from config.statemachine import Rests, Swept, WaitsFor, check_liveness, graphs
 
 GRAPHS = list(graphs())
 pytestmark = pytest.mark.django_db
@@ -82,7 +82,7 @@ def test_python_refuses_what_the_graph_does_not_allow(graph):
 def test_every_state_that_is_not_the_end_has_somebody_responsible(graph, settings):
     for state in set(graph.states) - graph.terminal:
         owner = graph.model.liveness[state]
-        assert isinstance(owner, WaitsFor) or (isinstance(owner, Swept) and owner.sweep in settings.SWEEPS)
+        assert isinstance(owner, WaitsFor | Rests) or (isinstance(owner, Swept) and owner.sweep in settings.SWEEPS)
 
 
 def test_the_start_fails_when_a_sweep_is_taken_from_the_table(settings):

@@ -12,7 +12,7 @@ from campaigns.models.senders import Sender
 from campaigns.models.sequences import Sequence
 from campaigns.models.steps import Step
 from campaigns.triggers import LIVE, enrollments_changed, signal_triggers
-from config.statemachine import StateField, Swept, WaitsFor, state_triggers
+from config.statemachine import Rests, StateField, Swept, WaitsFor, state_triggers
 
 EMPTY: Any = Value({}, models.JSONField())
 
@@ -70,8 +70,13 @@ class Enrollment(models.Model):
     born = tuple(Status.values)
     liveness = {
         Status.ACTIVE: Swept("campaigns.reconcile_sequences", _("its next step, and at the latest its stale limit")),
-        Status.PAUSED: Swept("campaigns.resume_paused_enrollments", _("its resume date"), since="resume_at"),
-        Status.FAILED: WaitsFor(_("nobody; it may be enrolled again")),
+        Status.PAUSED: Swept(
+            "campaigns.resume_paused_enrollments",
+            _("its resume date"),
+            since="resume_at",
+            instead=lambda enrollment: None if enrollment.resume_at else WaitsFor(_("whoever paused it")),
+        ),
+        Status.FAILED: Rests(_("It may be enrolled again.")),
     }
 
     class Meta:

@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 from django_fsm import transition
 
 from campaigns.models.keys import created, key
-from config.statemachine import StateField, WaitsFor, state_triggers
+from config.statemachine import Rests, StateField, WaitsFor, state_triggers
 from messaging.models import Application
 
 CHANNELS = [("email", _("e-mail")), ("sms", _("SMS")), ("kakao_talk", _("KakaoTalk"))]
@@ -68,7 +68,7 @@ class Sender(models.Model):
     objects = SenderQuerySet.as_manager()
     born = tuple(Status.values)
     liveness = {
-        Status.ACTIVE: WaitsFor(_("the steps it sends; nothing is due")),
+        Status.ACTIVE: Rests(_("It sends the steps that fall due.")),
         Status.ERROR: WaitsFor(_("an operator who mends it; its due steps move to another sender of the pool")),
         Status.SUSPENDED: WaitsFor(_("whoever suspended it; its due steps move to another sender of the pool")),
         Status.INACTIVE: WaitsFor(_("whoever switched it off; its due steps move to another sender of the pool")),

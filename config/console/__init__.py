@@ -3,7 +3,7 @@
 from config.console.actions import ReasonForm, can_become, confirmed_action
 from config.console.audit import record_human_action
 from config.console.badges import TONES, badge, pill
-from config.console.base import ConsoleAdmin, Entry, EstimatingPaginator, list_url
+from config.console.base import ConsoleAdmin, Entry, EstimatingPaginator, list_url, moment
 from config.console.charts import columns, sparkline, stacked
 from config.console.forms import RefusableForm, ServiceAdmin
 from config.console.liveness import Owner, owner
@@ -30,6 +30,7 @@ __all__ = [
     "dashboard",
     "few",
     "list_url",
+    "moment",
     "navigation",
     "owner",
     "panel",

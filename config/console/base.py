@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from django.contrib import admin
@@ -14,8 +15,11 @@ from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db import connections, models
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import date as date_filter
 from django.urls import reverse
 from django.utils.functional import cached_property
+from django.utils.html import format_html
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from unfold.admin import ModelAdmin
 
@@ -152,6 +156,18 @@ def _never(obj: Any) -> bool:
     return False
 
 
+def moment(field: str, description: Any) -> Any:
+    """A column for a time, short and in one line."""
+
+    def show(self: Any, obj: Any) -> str:
+        at = getattr(obj, field)
+        shown = date_filter(localtime(at), "Y-m-d H:i:s") if at else "–"
+        return format_html('<span class="whitespace-nowrap">{}</span>', shown)
+
+    show.short_description = description  # type: ignore[attr-defined]
+    return show
+
+
 def list_url(model: type[models.Model]) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 
@@ -210,13 +226,44 @@ def _rows(decision: Any) -> str:
 
 def change_text(decision: Any) -> str:
     """'status: sending → error', or that it came too late."""
-    keys = [*decision.before, *(key for key in decision.after if key not in decision.before)]
+    before, after, words = decision.before, decision.after, _words()
     moves = [
-        f"{key}: {decision.before.get(key, '–')} → {decision.after.get(key, '–')}"
-        for key in keys
-        if decision.before.get(key) != decision.after.get(key)
+        f"{words.get((key, ''), key)}: {_said(words, key, before.get(key))} → {_said(words, key, after.get(key))}"
+        for key in [*before, *(key for key in after if key not in before)]
+        if before.get(key) != after.get(key)
     ]
     return " · ".join(moves if decision.won else [*moves, _("did not take effect: something else was quicker")])
+
+
+def _said(words: dict[tuple[str, str], Any], key: str, value: Any) -> str:
+    """A stored value as people read it: states in their language, times in their zone."""
+    if value in (None, ""):
+        return "–"
+    if isinstance(value, str) and (at := _moment(value)):
+        return date_filter(at, "Y-m-d H:i:s")
+    return str(words.get((key, str(value)), value))
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text) if "T" in text else None
+    except ValueError:
+        return None
+    return localtime(at) if at and at.tzinfo else None
+
+
+@cache
+def _words() -> dict[tuple[str, str], Any]:
+    """What the forms call a field, by (its name, ""), and a choice of it, by (its name, the choice's value).
+
+    A decision on a sequence may tell of its enrollments or executions, so all models are looked through.
+    """
+    words: dict[tuple[str, str], Any] = {}
+    for field in (field for model in admin.site._registry for field in model._meta.concrete_fields):
+        words.setdefault((field.name, ""), field.verbose_name)
+        for value, label in field.flatchoices:
+            words.setdefault((field.name, str(value)), label)
+    return words
 
 
 def _acts(obj: models.Model) -> Iterable[Entry]:

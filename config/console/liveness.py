@@ -21,7 +21,7 @@ class Owner:
 
 def owner(obj: models.Model, field_name: str | None = None) -> Owner | None:
     """None for a model without a state machine."""
-    from config.statemachine import Swept, WaitsFor, graph
+    from config.statemachine import Rests, Swept, WaitsFor, graph
 
     field_name = field_name or next(iter(state_fields(type(obj))), None)
     if field_name is None:
@@ -31,6 +31,10 @@ def owner(obj: models.Model, field_name: str | None = None) -> Owner | None:
     if state in found.terminal:
         return Owner("nobody", label, _("Finished"), _("This state is final; nothing is due."), "")
     said = getattr(type(obj), "liveness", {}).get(state)
+    if isinstance(said, Swept) and said.instead:
+        said = said.instead(obj) or said
+    if isinstance(said, Rests):
+        return Owner("nobody", label, _("Nothing is due"), str(said.why), "")
     if isinstance(said, WaitsFor):
         return Owner("person", label, _("Waits for %(whom)s") % {"whom": said.whom}, "", "warning")
     if isinstance(said, Swept):

@@ -6,9 +6,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import models
-from django.template.defaultfilters import date as date_filter
 from django.urls import NoReverseMatch, reverse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -40,18 +38,6 @@ class ReadOnlyAdmin(MessagingAdmin):
     """Rows that services alone write; people act on them by the actions."""
 
     read_only = True
-
-
-def moment(field: str, description: Any) -> Any:
-    """A column for a time, short and in one line."""
-
-    def show(self: Any, obj: Any) -> SafeString | str:
-        at = getattr(obj, field)
-        shown = date_filter(timezone.localtime(at), "Y-m-d H:i:s") if at else "–"
-        return format_html('<span class="whitespace-nowrap">{}</span>', shown)
-
-    show.short_description = description  # type: ignore[attr-defined]
-    return show
 
 
 def page_url(model: type[models.Model], key: Any) -> str:

@@ -11,8 +11,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
 
-from config.console import Entry, confirmed_action, list_url, pill
-from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, folded, linked, moment
+from config.console import Entry, confirmed_action, list_url, moment, pill
+from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, folded, linked
 from messaging.admin.cursor import CursorChangeList, as_uuid
 from messaging.models import Message, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookInbox
 from messaging.providers.webhooks import PROVIDERS

@@ -12,8 +12,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, FieldTextFilter, RelatedDropdownFilter
 
-from config.console import Entry, confirmed_action, pill
-from messaging.admin.base import ReadOnlyAdmin, code_block, folded, linked, moment, page_url
+from config.console import Entry, confirmed_action, moment, pill
+from messaging.admin.base import ReadOnlyAdmin, code_block, folded, linked, page_url
 from messaging.admin.cursor import CursorChangeList, as_uuid
 from messaging.models import (
     Application,

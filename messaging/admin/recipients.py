@@ -9,8 +9,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RelatedDropdownFilter
 
-from config.console import Entry, confirmed_action, list_url, pill
-from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block, moment
+from config.console import Entry, confirmed_action, list_url, moment, pill
+from messaging.admin.base import MessagingAdmin, ReadOnlyAdmin, code_block
 from messaging.admin.cursor import CursorChangeList, as_uuid
 from messaging.admin.messages import addressed
 from messaging.models import Application, Message, ProviderCircuit, Subscription, SubscriptionEvent, Suppression

@@ -11,7 +11,7 @@ from django.utils.translation import pgettext_lazy
 from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Refreshable, StateField, Swept, state_triggers
+from config.statemachine import Refreshable, Rests, StateField, Swept, state_triggers
 from config.triggers import append_only, undeletable
 from messaging.models.applications import Application
 from messaging.models.subscriptions import Channel, Subscription
@@ -64,6 +64,13 @@ def longest_accepted(rows: "MessageQuerySet") -> datetime | None:
     waiting = [channel for channel, patience in settings.RECEIPT_TIMEOUT.items() if patience is not None]
     first = [rows.filter(channel_type=channel).aggregate(at=Min("sent_at"))["at"] for channel in waiting]
     return min((at for at in first if at is not None), default=None)
+
+
+def unhurried(message: "Message") -> Rests | None:
+    """What no clock ends: a channel without receipts, and what has expired already."""
+    if message.status == Message.Status.SUCCESSFUL and settings.RECEIPT_TIMEOUT[message.channel_type] is None:
+        return Rests(_("Its channel gives no receipts; an open or a click may still come."))
+    return Rests(_("It has expired: nothing counts as a conversion any more.")) if message.expired_at else None
 
 
 def longest_delivered(rows: "MessageQuerySet") -> datetime | None:
@@ -248,10 +255,18 @@ class Message(Refreshable):
         Status.PENDING: Swept("messaging.expire_messages", _("24 h without being accepted"), oldest=longest_pending),
         Status.ERRORED: Swept("messaging.retry_errored_messages", _("its next attempt"), since="next_attempt_at"),
         Status.SUCCESSFUL: Swept(
-            "messaging.expire_messages", _("72 h without a receipt"), since="sent_at", oldest=longest_accepted
+            "messaging.expire_messages",
+            _("72 h without a receipt"),
+            since="sent_at",
+            oldest=longest_accepted,
+            instead=unhurried,
         ),
         Status.RECEIVED: Swept(
-            "messaging.expire_messages", _("30 d without a conversion"), since="received_at", oldest=longest_delivered
+            "messaging.expire_messages",
+            _("30 d without a conversion"),
+            since="received_at",
+            oldest=longest_delivered,
+            instead=unhurried,
         ),
     }
 
