@@ -39,7 +39,8 @@ class CursorPages(CursorPagination):
             queryset = queryset.filter(beyond(queryset.model, name, descending, *position[1:], self.nulls_first))
         sign = "-" if descending else ""
         first: Any = sign + name
-        if self.nulls_first:
+        # A column without NULLs is ordered plainly: an index serves only the order it was made for, and its reverse.
+        if self.nulls_first and column(queryset.model, name).null:
             first = F(name).desc(nulls_last=True) if descending else F(name).asc(nulls_first=True)
         rows = list(queryset.order_by(first, sign + "pk")[: size + 1])
         more = len(rows) > size

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -59,9 +59,14 @@ class SubscriptionQuerySet(models.QuerySet["Subscription"]):
 
         By hand: for a single message the ORM takes longer to build this statement than PostgreSQL to run it.
         """
-        with connection.cursor() as cursor:
-            cursor.execute(RECIPIENTS, {"ids": list(ids), "member": member_id})
-            return [_recipient(row) for row in cursor.fetchall()]
+        return _recipients(RECIPIENTS, {"ids": list(ids), "member": member_id})
+
+    def reaching(self, owners: Collection[tuple[UUID, str]], types: Sequence[str]) -> list["Subscription"]:
+        """Where these users, each of an application, are reached, the address used last first; as `recipients`."""
+        if not owners:
+            return []
+        tenants, users = (list(values) for values in zip(*owners, strict=True))
+        return _recipients(REACHING, {"tenants": tenants, "users": users, "types": list(types)})
 
     def recently_active_first(self) -> "SubscriptionQuerySet":
         return self.order_by(models.F("last_active_at").desc(nulls_last=True), "-created_at", "-id")
@@ -161,23 +166,39 @@ OF_RECIPIENT = (
     "id", "application_id", "type", "channel_type", "token_encrypted", "user_id", "status", "marketing_consent",
 )  # fmt: skip
 OF_APPLICATION = ("id", "slug", "settings", "daily_quota", "monthly_quota", "active")
-RECIPIENTS = f"""
+RECIPIENT = f"""
     SELECT {", ".join(f"s.{name}" for name in OF_RECIPIENT)}, {", ".join(f"a.{name}" for name in OF_APPLICATION)},
            (SELECT x.reason FROM suppressions x WHERE x.application_id = s.application_id AND x.lifted_at IS NULL
                AND x.channel_type = s.channel_type AND x.address_hash = s.token_hash)
       FROM subscriptions s JOIN applications a ON a.id = s.application_id
+"""
+RECIPIENTS = f"""{RECIPIENT}
      WHERE s.id = ANY(%(ids)s) AND (%(member)s::int IS NULL OR EXISTS (
                SELECT 1 FROM applications_members m WHERE m.application_id = a.id AND m.user_id = %(member)s))
 """
+REACHING = f"""{RECIPIENT}
+     WHERE (s.application_id, s.user_id) IN (SELECT * FROM unnest(%(tenants)s::uuid[], %(users)s::text[]))
+       AND s.type = ANY(%(types)s)
+     ORDER BY s.last_active_at DESC NULLS LAST, s.created_at DESC, s.id DESC
+"""
 
 
-def _recipient(row: tuple[Any, ...]) -> Subscription:
-    """Other columns are read when asked for."""
-    found = Subscription.from_db("default", OF_RECIPIENT, row[: len(OF_RECIPIENT)])
-    tenant = list(row[len(OF_RECIPIENT) : -1])
-    tenant[2] = json.loads(tenant[2])
-    found.application = Application.from_db("default", OF_APPLICATION, tenant)
-    found.suppressed_for = row[-1]  # type: ignore[attr-defined]
+def _recipients(sql: str, values: dict[str, Any]) -> list[Subscription]:
+    """Other columns are read when asked for. The applications are few: each is made once."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        rows = cursor.fetchall()
+    tenants: dict[UUID, Application] = {}
+    found = []
+    for row in rows:
+        recipient = Subscription.from_db("default", OF_RECIPIENT, row[: len(OF_RECIPIENT)])
+        if recipient.application_id not in tenants:
+            tenant = list(row[len(OF_RECIPIENT) : -1])
+            tenant[2] = json.loads(tenant[2])
+            tenants[recipient.application_id] = Application.from_db("default", OF_APPLICATION, tenant)
+        recipient.application = tenants[recipient.application_id]
+        recipient.suppressed_for = row[-1]  # type: ignore[attr-defined]
+        found.append(recipient)
     return found
 
 

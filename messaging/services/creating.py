@@ -80,12 +80,15 @@ def refused(code: str, detail: str, attr: str | None = None, extra: Mapping[str,
     return Outcome(None, False, code, detail, attr, extra=extra or {})
 
 
-def enqueue_messages(drafts: Sequence[Draft], *, now: datetime) -> list[Outcome]:
+def enqueue_messages(
+    drafts: Sequence[Draft], *, now: datetime, recipients: Sequence[Subscription] | None = None
+) -> list[Outcome]:
     """One outcome per draft, in order. A refused draft spoils none of the others. All that are inserted are inserted by
-    one statement, inside the caller's transaction if there is one."""
-    outcomes = earlier(drafts, range(len(drafts)))
-    subscriptions = with_suppression(Subscription.objects.filter(pk__any={draft.subscription_id for draft in drafts}))
-    return insert_drafts(drafts, {row.pk: row for row in subscriptions}, outcomes, now=now)
+    one statement, inside the caller's transaction if there is one. `recipients`: where the caller has just read them.
+    """
+    if recipients is None:
+        recipients = Subscription.objects.recipients({draft.subscription_id for draft in drafts}, None)
+    return insert_drafts(drafts, {row.pk: row for row in recipients}, earlier(drafts, range(len(drafts))), now=now)
 
 
 def insert_drafts(

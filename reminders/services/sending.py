@@ -3,8 +3,8 @@
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from html import escape
 from random import random as system_random
@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, connection, transaction
-from django.db.models import Exists, Min, OuterRef
+from django.db.models import Min
 
 from messaging.models import Application, Channel, Subscription
 from messaging.providers import provider_for
@@ -87,18 +87,18 @@ def deliver(claims: Sequence[Claim], now: datetime) -> list[Result]:
 def hand_over(claims: Sequence[Claim], now: datetime) -> list[Result]:
     """All to messaging in one call. What it would not take is refused, each by itself."""
     words = read_words(claims)
-    addresses = despite_deadlocks(lambda: addresses_of({claim.owner for claim in claims}, now))
+    recipients = despite_deadlocks(lambda: recipients_of({claim.owner for claim in claims}, now))
     refused: list[Result] = []
-    ready: list[tuple[Claim, Words, Address]] = []
+    ready: list[tuple[Claim, Words, Subscription]] = []
     for claim in claims:
-        said, address = words.get(claim.page_id), addresses[claim.owner]
-        if not said or address.refusal:
-            refused.append(Result(claim, reason=address.refusal if said else "empty"))
+        said, recipient = words.get(claim.page_id), recipients.get(claim.owner)
+        if said and recipient and not refusal_of(recipient):
+            ready.append((claim, said, recipient))
         else:
-            ready.append((claim, said, address))
-    outcomes = enqueue([compose(*parts) for parts in ready], now)
+            refused.append(Result(claim, reason=refusal_of(recipient) if said else "empty"))
+    outcomes = enqueue([compose(*parts) for parts in ready], [recipient for _claim, _said, recipient in ready], now)
     results = unless_sent(refused)
-    for (claim, said, _address), outcome in zip(ready, outcomes, strict=True):
+    for (claim, said, _recipient), outcome in zip(ready, outcomes, strict=True):
         unknown = outcome.code == LOST
         results.append(Result(claim, said, outcome.message_id, outcome.code or "", unknown=unknown))
     return results
@@ -113,71 +113,54 @@ def unless_sent(refused: list[Result]) -> list[Result]:
     return [replace(result, message_id=sent.get(result.claim.key)) for result in refused]
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a user is reached, or why not."""
-
-    subscription_id: UUID | None = None
-    channel: str = ""
-    refusal: str = ""
-
-
-def addresses_of(owners: set[Owner], now: datetime) -> dict[Owner, Address]:
-    usable = [kind for kind in TYPES if provider_for(kind)]
-    suppressed = Subscription.objects.suppressed().filter(pk=OuterRef("pk"))
-    rows = Subscription.objects.recently_active_first().filter(
-        application_id__in={application for application, _user in owners},
-        user_id__any={user for _application, user in owners},
-        type__in=usable,
-    )
-    found: dict[Owner, list[Address]] = {}
-    for row in rows.values_list("application_id", "user_id", "pk", "channel_type", "status", Exists(suppressed)):
-        found.setdefault(row[:2], []).append(Address(row[2], row[3], refusal_of(*row[4:])))
-    strangers = [owner for owner in owners if owner not in found]
-    return {**{owner: first_choice(of_user) for owner, of_user in found.items()}, **introduce(strangers, now)}
+def recipients_of(owners: set[Owner], now: datetime) -> dict[Owner, Subscription]:
+    """Where each user is reached. Who has no address we could use gets an inbox: the app reads it for its user."""
+    found = best_addresses(owners)
+    strangers = owners - found.keys()
+    if strangers:
+        introduce(strangers, now)
+        found |= best_addresses(strangers)
+    return found
 
 
-def refusal_of(status: int, is_suppressed: bool) -> str:
-    if status == Subscription.OPTED_OUT:
+def best_addresses(owners: set[Owner]) -> dict[Owner, Subscription]:
+    """The best channel that works, on it the address used last: of equals `min` takes the first."""
+    known: dict[Owner, list[Subscription]] = {}
+    for row in Subscription.objects.reaching(owners, [kind for kind in TYPES if provider_for(kind)]):
+        known.setdefault((row.application_id, str(row.user_id)), []).append(row)
+    return {
+        owner: min(rows, key=lambda row: (bool(refusal_of(row)), CHANNELS.index(Channel(row.channel_type))))
+        for owner, rows in known.items()
+    }
+
+
+def refusal_of(row: Subscription | None) -> str:
+    if row is None:
+        return "invalid_address"
+    if row.status == Subscription.OPTED_OUT:
         return "unsubscribed"
-    return "suppressed" if is_suppressed else "" if status > 0 else "not_sendable"
+    return "suppressed" if row.suppressed_for else "" if row.sendable else "not_sendable"  # type: ignore[attr-defined]
 
 
-def first_choice(addresses: list[Address]) -> Address:
-    """The best channel that works, on it the address used last; sorting keeps the order of equals."""
-    return min(addresses, key=lambda address: (bool(address.refusal), CHANNELS.index(Channel(address.channel))))
+def introduce(strangers: set[Owner], now: datetime) -> None:
+    specs: dict[UUID, list[SubscriptionSpec]] = {}
+    for application_id, user_id in strangers:
+        if not address_problem(Channel.IN_APP, user_id):
+            specs.setdefault(application_id, []).append(SubscriptionSpec("InAppMessage", user_id, user_id=user_id))
+    for application in Application.objects.filter(pk__in=specs):
+        upsert_subscriptions(application, specs[application.pk], now=now)
 
 
-def introduce(owners: Iterable[Owner], now: datetime) -> dict[Owner, Address]:
-    """Who has no address we could use gets an inbox: the app reads it for its user."""
-    by_application: dict[UUID, list[str]] = {}
-    made: dict[Owner, Address] = {}
-    for application_id, user_id in owners:
-        if address_problem(Channel.IN_APP, user_id):
-            made[application_id, user_id] = Address(refusal="invalid_address")
-        else:
-            by_application.setdefault(application_id, []).append(user_id)
-    for application in Application.objects.filter(pk__in=by_application):
-        users = by_application[application.pk]
-        specs = [SubscriptionSpec("InAppMessage", token=user, user_id=user) for user in users]
-        for user, row in zip(users, upsert_subscriptions(application, specs, now=now), strict=True):
-            made[application.pk, user] = Address(row.pk, Channel.IN_APP, refusal_of(row.status, False))
-    return made
-
-
-def compose(claim: Claim, words: Words, address: Address) -> Draft:
+def compose(claim: Claim, words: Words, recipient: Subscription) -> Draft:
     title, body = words.title, words.body
     data: dict[str, Any] = {"alarm_id": str(claim.alarm_id), "page_id": claim.page_id}
-    if address.channel == Channel.PUSH:
+    if recipient.channel_type == Channel.PUSH:
         title, body = fit_push(title, body, data)
-    elif address.channel == Channel.IN_APP:
+    elif recipient.channel_type == Channel.IN_APP:
         data["layout_type"] = "banner"
     else:
         title, body = title or " ".join(body.split())[:SUBJECT_LENGTH], escape(body or title)
-    assert address.subscription_id
-    return Draft(
-        claim.application_id, address.subscription_id, title, body, data, kind="notice", idempotency_key=claim.key
-    )
+    return Draft(claim.application_id, recipient.pk, title, body, data, kind="notice", idempotency_key=claim.key)
 
 
 def fit_push(title: str, body: str, data: dict[str, Any]) -> tuple[str, str]:
@@ -191,13 +174,13 @@ def fit_push(title: str, body: str, data: dict[str, Any]) -> tuple[str, str]:
     return title[:room], ""
 
 
-def enqueue(drafts: list[Draft], now: datetime) -> list[Outcome]:
+def enqueue(drafts: list[Draft], recipients: list[Subscription], now: datetime) -> list[Outcome]:
     """A draft the database cannot take is found by halving; the keys make it safe to hand the others over again."""
     if not drafts:
         return []
     try:
         with transaction.atomic():
-            return enqueue_messages(drafts, now=now)
+            return enqueue_messages(drafts, now=now, recipients=recipients)
     except DatabaseError as error:
         report("send_error", error=type(error).__name__, alarms=len(drafts))
     if not connection.is_usable():
@@ -207,4 +190,7 @@ def enqueue(drafts: list[Draft], now: datetime) -> list[Outcome]:
     if len(drafts) == 1:
         return [Outcome(None, False, "database_error")]
     middle = len(drafts) // 2
-    return [*enqueue(drafts[:middle], now), *enqueue(drafts[middle:], now)]
+    return [
+        *enqueue(drafts[:middle], recipients[:middle], now),
+        *enqueue(drafts[middle:], recipients[middle:], now),
+    ]

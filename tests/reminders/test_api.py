@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from messaging.models import Message
@@ -316,6 +317,15 @@ def test_alarms_without_a_time_come_first_then_by_time(client):
     assert back == wanted[-2::-1]
     down = client.get(f"{ALARMS}?ordering=-next_alarm_time").json()["results"]
     assert [row["id"] for row in down] == wanted[::-1]
+
+
+@pytest.mark.parametrize(("ordering", "reverse"), [("updated_at", False), ("-updated_at", True)])
+def test_alarms_are_ordered_by_their_change_as_the_index_is(client, ordering, reverse):
+    alarms = AlarmFactory.create_batch(3)
+    with CaptureQueriesContext(connection) as caught:
+        rows = client.get(f"{ALARMS}?ordering={ordering}").json()["results"]
+    assert [row["id"] for row in rows] == [str(row.pk) for row in alarms][:: -1 if reverse else 1]
+    assert not [query["sql"] for query in caught if "NULLS" in query["sql"]]
 
 
 def test_an_alarm_shows_these_fields(client):

@@ -526,6 +526,24 @@ def test_an_inbox_is_made_for_any_user(user):
     assert Message.objects.get().user_id == user
 
 
+@pytest.mark.parametrize("first", ["ann", "ann "])
+def test_users_whose_names_make_one_inbox_never_read_each_others_pages(first):
+    """An address is trimmed, a user's name is not."""
+    second = "ann " if first == "ann" else "ann"
+    pages = {user: AlarmFactory(page__user_id=user, page__body=f"of {user}.").page_id for user in (first, second)}
+    assert send_batch(NOON) == counts(claimed=2, sent=1, failed=1)
+    message = Message.objects.get()
+    assert message.data["page_id"] == pages[message.user_id]
+
+
+def test_a_batch_reads_its_recipients_once(application):
+    subscribe(application, "InAppMessage", "ann")
+    AlarmFactory.create_batch(3)
+    with CaptureQueriesContext(connection) as caught:
+        assert send_batch(NOON)["sent"] == 3
+    assert sum("token_encrypted" in query["sql"] for query in caught) == 1
+
+
 def test_who_opted_out_of_everything_is_refused(application):
     subscribe(application, "InAppMessage", "ann", status=-2)
     AlarmFactory()

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from messaging.services.content import PUSH_BYTES, push_bytes
-from reminders.services.sending import Address, compose, fit_push
+from reminders.services.sending import compose, fit_push
 from reminders.services.texts import Words, plain_body, plain_start, plain_title, words_of
 
 
@@ -67,7 +67,7 @@ def test_a_beginning_tells_the_same_words_as_the_whole(tail):
 
 def composed(channel, title, body, page_id="p"):
     claim = SimpleNamespace(alarm_id=uuid4(), page_id=page_id, application_id=uuid4(), key="reminder:x:1")
-    return compose(claim, Words(title, body), Address(uuid4(), channel))
+    return compose(claim, Words(title, body), SimpleNamespace(pk=uuid4(), channel_type=channel))
 
 
 def test_push_fits_its_payload_to_the_last_code_point():
