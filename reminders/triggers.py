@@ -26,6 +26,10 @@ def alarm_triggers() -> list[pgtrigger.Trigger]:
                 IF NEW.application_id IS NULL OR NEW.user_id IS NULL THEN
                     SELECT application_id, user_id INTO NEW.application_id, NEW.user_id
                     FROM pages WHERE id = NEW.page_id;
+                    IF NOT FOUND THEN
+                        RAISE EXCEPTION 'alarm: there is no such page' USING ERRCODE = 'foreign_key_violation',
+                            CONSTRAINT = 'alarm_page_fk', TABLE = 'alarm', COLUMN = 'page_id';
+                    END IF;
                 END IF;
                 -- An id that comes back goes on counting: its old keys are used up, unless it comes back in a send.
                 SELECT greatest(NEW.occurrence, max(occurrence) + (NEW.processed_at IS NULL)::int) INTO NEW.occurrence

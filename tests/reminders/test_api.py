@@ -8,6 +8,7 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from psycopg.errors import ForeignKeyViolation
 
 from messaging.models import Message
 from messaging.services import SubscriptionSpec, upsert_subscriptions
@@ -565,6 +566,12 @@ def test_an_alarm_inserted_by_hand_is_completed_by_the_database():
         1,
         1,
     )
+
+
+def test_an_alarm_of_no_page_inserted_by_hand_is_refused_for_its_page():
+    with pytest.raises(IntegrityError) as refused:
+        sql("INSERT INTO alarm (page_id, user_id) VALUES ('p', 'ann')")
+    assert isinstance(refused.value.__cause__, ForeignKeyViolation)
 
 
 def test_an_alarm_may_be_dated_back_when_inserted_or_changed_by_hand():
