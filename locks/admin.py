@@ -6,9 +6,11 @@ from typing import Any
 
 from django.contrib import admin
 from django.db import models
-from django.db.models import Count, Q
+from django.db.models import Count, OuterRef, Subquery
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -207,6 +209,12 @@ def set_state(state: str) -> Any:
     return change
 
 
+def count_of(rows: models.QuerySet[Any]) -> Any:
+    """Each count by itself: joined to both, a branch's years of locks would be multiplied by its waiters."""
+    counts = rows.filter(branch=OuterRef("pk")).order_by().values("branch").annotate(count=Count("pk"))
+    return Coalesce(Subquery(counts.values("count")), 0)
+
+
 def force_branches(ids: list[Any], user: Any, reason: str) -> dict[str, int]:
     locks = list(BranchLock.objects.active().filter(branch__in=ids).values_list("pk", flat=True))
     return force_locks(locks, user, reason)
@@ -259,8 +267,8 @@ class BranchAdmin(ConsoleAdmin):
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Branch]:
         return Branch.objects.annotate(
-            held_count=Count("locks", filter=Q(locks__state="active"), distinct=True),
-            waiting_count=Count("waiters", filter=Q(waiters__state="waiting"), distinct=True),
+            held_count=count_of(BranchLock.objects.active()),
+            waiting_count=count_of(LockWaiter.objects.filter(state="waiting")),
         )
 
     @admin.display(description=_("locks"))
@@ -285,7 +293,8 @@ class BranchAdmin(ConsoleAdmin):
     def line(self, branch: Branch) -> SafeString | str:
         waiters = LockWaiter.objects.queued().filter(branch=branch).order_by("id")[:50]
         rows = (
-            (waiter, waiter.resource_type or "", waiter.resource_id or "", waiter.deadline_at) for waiter in waiters
+            (waiter, waiter.resource_type or "", waiter.resource_id or "", timezone.localtime(waiter.deadline_at))
+            for waiter in waiters
         )
         return format_html_join("", "<p>{} {} {} · {:%H:%M:%S}</p>", rows) or "–"
 

@@ -1,15 +1,19 @@
 """The admin's pages of locks: what an operator sees and may do."""
 
+import json
 import re
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.conf import settings
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
+from django.db import connection
 from django.urls import reverse
 
 from locks.admin import span
-from locks.models import Branch, BranchLock, LockEvent
+from locks.models import Branch, BranchLock, LockEvent, LockWaiter
 from locks.services.acquiring import try_acquire
 from tests.locks.conftest import kinds, shift
 from tests.races.test_locks import request
@@ -63,6 +67,15 @@ def test_every_page_opens_for_those_who_may_see(holder, other, signed_in):
     for model in ("branch", "lockwaiter", "lockevent"):
         text(page.get(reverse(f"admin:locks_{model}_changelist")))
     assert "Locks" in text(page.get(reverse("admin:index")))
+
+
+def test_a_deadline_is_told_in_the_time_of_the_house(holder, signed_in, settings):
+    settings.TIME_ZONE = "Asia/Seoul"
+    holder.acquire()
+    waiter = try_acquire(request("patient"), 30).waiter
+    deadline = LockWaiter.objects.get(pk=waiter.pk).deadline_at.astimezone(ZoneInfo("Asia/Seoul"))
+    page = signed_in("operator").get(reverse("admin:locks_branch_change", args=[waiter.branch_id]))
+    assert f"{deadline:%H:%M:%S}" in text(page)
 
 
 def act(page, url, action, chosen, **more):
@@ -122,6 +135,27 @@ def test_the_list_costs_the_same_with_many_locks(holder, signed_in, django_asser
     page = signed_in("viewer")
     with django_assert_max_num_queries(12):
         page.get(LOCKS)
+
+
+def test_the_counts_of_a_branch_do_not_multiply_its_locks_by_its_waiters(holder):
+    branch = Branch.objects.create(name="main")
+    with connection.cursor() as cursor:
+        for table, columns, ended in (
+            ("branch_locks", "lock_scope, resource_type) SELECT %s, 'RESOURCE_TYPE', n::text", "released"),
+            ("branch_lock_waiters", "client) SELECT %s, n::text", "timed_out"),
+        ):
+            cursor.execute(f"INSERT INTO {table} (branch_id, {columns} FROM generate_series(1, 100) AS n", [branch.pk])
+            cursor.execute(f"UPDATE {table} SET state = %s", [ended])
+    holder.acquire()
+    for _n in range(2):
+        try_acquire(request("patient"), 30)
+    rows = admin.site.get_model_admin(Branch).get_queryset(None)
+    assert [(row.held_count, row.waiting_count) for row in rows] == [(1, 2)]
+
+    def read(node):
+        return max([node["Actual Rows"], *(read(child) for child in node.get("Plans", ()))])
+
+    assert read(json.loads(rows.explain(analyze=True, format="json"))[0]["Plan"]) <= 103
 
 
 def test_spans_read_well():
