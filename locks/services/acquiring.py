@@ -9,11 +9,11 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from config.errors import Conflict
-from locks.models import Branch, BranchLock, LockEvent, LockWaiter
+from locks.models import Branch, BranchLock, LockEvent, LockQuerySet, LockWaiter
 from locks.services.branches import take_branch
 from locks.services.grants import LockRequest, admits, grant, obstacles
 from locks.services.queue import enqueue, expire_locks, in_line
-from locks.services.refusals import LockConflict, LockGone, conflict, wrong_state
+from locks.services.refusals import MOST_TOLD, LockConflict, LockGone, conflict, wrong_state
 
 
 @dataclass
@@ -71,15 +71,16 @@ def refuse_other_body(fingerprint: str | None, request: LockRequest) -> None:
 
 def in_the_way(branch: Branch, request: LockRequest) -> list[BranchLock]:
     """Locks that block the request; the expired among them are ended first, which may grant waiters theirs."""
-    return without_expired(branch, lambda: obstacles(branch, request))
+    asked = BranchLock.objects.sharing(*request.scope)
+    return without_expired(branch, asked, lambda: obstacles(branch, request))
 
 
-def without_expired(branch: Branch, find: Callable[[], list[BranchLock]]) -> list[BranchLock]:
+def without_expired(branch: Branch, asked: LockQuerySet, find: Callable[[], list[BranchLock]]) -> list[BranchLock]:
+    """What `find` finds, which tells of the foremost only, once the expired of `asked` are ended: all of them."""
     found = find()
-    expired = [lock.pk for lock in found if lock.reapable]
-    if not expired:
+    if not any(lock.reapable for lock in found):
         return found
-    expire_locks([branch], expired, how="takeover")
+    expire_locks([branch], list(asked.on(branch.pk).reapable().values_list("pk", flat=True)), how="takeover")
     return find()
 
 
@@ -88,7 +89,7 @@ def waited_for(waiter: LockWaiter | None) -> list[BranchLock]:
     if waiter is None:
         return []
     scope = (waiter.lock_scope, waiter.resource_type, waiter.resource_id)
-    return list(BranchLock.objects.blocking().on(waiter.branch_id).sharing(*scope))
+    return list(BranchLock.objects.blocking().on(waiter.branch_id).sharing(*scope).foremost(MOST_TOLD))
 
 
 def refuse(branch: Branch, request: LockRequest, refusal: LockConflict) -> LockConflict:

@@ -42,9 +42,9 @@ def _check(
         raise closed(branch, resource_type)
     if (lock_id is not None or fence is not None) and not holds(branch, client, lock_id, fence):
         raise StaleFence
-    blockers = BranchLock.objects.blocking().on(branch.pk).sharing(*write_scope(resource_type, resource_id))
-    if others := [lock for lock in blockers if str(lock.pk) != str(lock_id)]:
-        raise locked(branch, resource_type, others)
+    others = BranchLock.objects.exclude(pk=lock_id).blocking().on(branch.pk)
+    for lock in others.sharing(*write_scope(resource_type, resource_id)).foremost(1):
+        raise locked(branch, resource_type, lock)
 
 
 def client_name(actor: Any) -> str | None:

@@ -8,8 +8,9 @@ from typing import Any
 from django.db.models import Q
 from uuid_utils.compat import uuid7
 
-from locks.models import CLAIM_SECONDS, Branch, BranchLock, Compiled, LockType, Scope, Slot
+from locks.models import CLAIM_SECONDS, Branch, BranchLock, Compiled, LockQuerySet, LockType, Scope, Slot
 from locks.services.branches import mark_indexing, move
+from locks.services.refusals import MOST_TOLD
 
 HOUR = 3600
 DEFAULT_TTL = {
@@ -77,8 +78,8 @@ def _obstacles_of(scope: str) -> tuple[Compiled, Compiled]:
     asked = (scope, Slot("resource_type"), Slot("resource_id"))
     locks = BranchLock.objects
     return (
-        Compiled(lambda: locks.active().on(Slot("branch")).sharing(*asked).clocked()),  # type: ignore[arg-type]
-        Compiled(lambda: locks.delaying(Slot("client")).on(Slot("branch")).sharing(*asked)),  # type: ignore[arg-type]
+        Compiled(lambda: locks.active().on(Slot("branch")).sharing(*asked).clocked().foremost(MOST_TOLD)),  # type: ignore[arg-type]
+        Compiled(lambda: locks.delaying(Slot("client")).on(Slot("branch")).sharing(*asked).foremost(MOST_TOLD)),  # type: ignore[arg-type]
     )
 
 
@@ -86,7 +87,8 @@ OBSTACLES = {scope: _obstacles_of(scope) for scope in Scope.values}
 
 
 def obstacles(branch: Branch, request: LockRequest) -> list[BranchLock]:
-    """Every lock of the branch that shares something with the request: held ones, and those that still delay."""
+    """Locks of the branch that share something with the request: the foremost of those held, and of those that still
+    delay. Free for the taking are the first of them, if any."""
     asked = {
         "branch": branch.pk,
         "client": request.client,
@@ -97,11 +99,15 @@ def obstacles(branch: Branch, request: LockRequest) -> list[BranchLock]:
     return [*held(**asked), *late(**asked)]
 
 
+def sharing_types(types: Sequence[str]) -> LockQuerySet:
+    return BranchLock.objects.filter(Q(resource_type__isnull=True) | Q(resource_type__in=types))
+
+
 def obstacles_to_types(branch: Branch, client: str, types: Sequence[str]) -> list[BranchLock]:
     """The same for locks on several types, in as many statements as for one."""
-    shared = Q(resource_type__isnull=True) | Q(resource_type__in=types)
-    held = BranchLock.objects.active().on(branch.pk).filter(shared).clocked()
-    return [*held, *BranchLock.objects.delaying(client).on(branch.pk).filter(shared)]
+    rows = sharing_types(types).on(branch.pk)
+    found = (rows.active().clocked(), rows.delaying(client))
+    return [lock for some in found for lock in some.foremost(MOST_TOLD, of_each="resource_type")]
 
 
 ROW = """(%s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), statement_timestamp() + make_interval(secs => %s), %s,

@@ -1,16 +1,17 @@
 """Indexing: one lock per resource type, taken together, completed together."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from django.db import transaction
 
 from config.errors import Conflict, Missing
 from locks.models import Branch, BranchLock, LockEvent, LockType, LockWaiter, Scope
-from locks.services.acquiring import note_conflicts, refuse, waited_for, without_expired
+from locks.services.acquiring import in_the_way, note_conflicts, refuse, waited_for, without_expired
 from locks.services.branches import mark_indexing, move, take_branch, take_branches
 from locks.services.endings import end_rows
-from locks.services.grants import LockRequest, admits, grant, obstacles, obstacles_to_types, share
+from locks.services.grants import LockRequest, admits, grant, obstacles_to_types, share, sharing_types
 from locks.services.holding import refuse_stranger
 from locks.services.queue import serve_lines
 from locks.services.refusals import LockConflict, LockGone, StaleFence, conflict, conflict_json, foremost, wrong_state
@@ -73,10 +74,11 @@ def sort_out(
 ) -> tuple[list[LockRequest], list[tuple[LockRequest, list[BranchLock]]]]:
     """Those nobody stands in the way of, and the others with who does."""
     types = [request.resource_type for request in requests if request.resource_type]
-    blockers = without_expired(
-        branch,
-        lambda: obstacles_to_types(branch, requests[0].client, types) if types else obstacles(branch, requests[0]),
-    )
+    if types:
+        find = partial(obstacles_to_types, branch, requests[0].client, types)
+        blockers = without_expired(branch, sharing_types(types), find)
+    else:
+        blockers = in_the_way(branch, requests[0])
     line = list(LockWaiter.objects.queued().filter(branch=branch).order_by("id"))
     free, taken = [], []
     for request in requests:

@@ -60,13 +60,9 @@ def retry_after(lock: BranchLock) -> int:
     return min(LONGEST_RETRY, max(1, math.ceil(wait)))
 
 
-def widest(locks: Iterable[BranchLock]) -> list[BranchLock]:
-    """The one to name first: the widest, then the oldest."""
-    return sorted(locks, key=lambda lock: (WIDTH[lock.lock_scope], lock.locked_at, str(lock.pk)))
-
-
 def foremost(locks: Iterable[BranchLock]) -> list[BranchLock]:
-    return widest(locks)[:MOST_TOLD]
+    """The one to name first: the widest, then the oldest."""
+    return sorted(locks, key=lambda lock: (WIDTH[lock.lock_scope], lock.locked_at, str(lock.pk)))[:MOST_TOLD]
 
 
 def conflict_json(lock: BranchLock) -> dict[str, Any]:
@@ -100,8 +96,7 @@ def wrong_state(branch: Branch) -> LockConflict:
     )
 
 
-def locked(branch: Branch, resource_type: str | None, blockers: list[BranchLock]) -> Locked:
-    lock = widest(blockers)[0]
+def locked(branch: Branch, resource_type: str | None, lock: BranchLock) -> Locked:
     narrow, eta = lock.lock_scope != Scope.BRANCH, eta_seconds(lock)
     return Locked(
         "locked",

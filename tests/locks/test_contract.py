@@ -7,7 +7,9 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
 from config import sweeping
+from locks import services
 from locks.models import Branch, BranchLock, LockEvent, LockWaiter
+from locks.services.grants import obstacles
 from tests.locks.conftest import kinds, shift
 
 pytestmark = pytest.mark.django_db
@@ -182,14 +184,47 @@ def test_several_blockers_come_widest_then_oldest(holder, other):
     assert other.check()["body"]["lock_scope"] == "RESOURCE_TYPE"
 
 
+def hold_many(count, kind="a", expires="now() + interval '1 hour'"):
+    Branch.objects.get_or_create(name="main")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO branch_locks (branch_id, lock_scope, resource_type, resource_id, expires_at)"
+            f" SELECT id, 'RESOURCE', %s, n::text, {expires} FROM branches, generate_series(1, %s) AS n",
+            [kind, count],
+        )
+
+
 def test_of_very_many_blockers_the_foremost_are_told(holder, other):
-    branch = Branch.objects.create(name="main")
-    terms = {"lock_type": "BACKUP", "lock_scope": "RESOURCE", "resource_type": "a", "locked_by": "x", "reason": "x"}
-    for n in range(101):
-        BranchLock.objects.create(branch=branch, resource_id=str(n), expires_at=Now() + timedelta(hours=1), **terms)
+    hold_many(101)
     assert len(other.ask().data["conflicts"]) == 100
     other.ask(wait_seconds=0.01)
     assert [len(event.details["blocked_by"]) for event in LockEvent.objects.all()] == [100, 100, 100]
+
+
+def test_of_very_many_blockers_no_more_are_read(holder):
+    hold_many(101)
+    asked = services.LockRequest("main", "BACKUP", "BRANCH", "x", "x")
+    assert len(obstacles(Branch.objects.get(), asked)) == 100
+
+
+def test_a_start_tells_the_foremost_blockers_of_each_type(holder):
+    hold_many(101, "a")
+    hold_many(1, "b")
+    told = holder.post("/indexing/main/start/", {"resource_types": ["a", "b", "c"]}).data
+    assert [(refused["resource_type"], len(refused["conflicts"])) for refused in told["not_locked"]] == [
+        ("a", 100),
+        ("b", 1),
+    ]
+    assert [lock["resource_type"] for lock in told["locks"]] == ["c"]
+
+
+@pytest.mark.parametrize("path", ["/acquire/", "/indexing/main/start/"])
+def test_very_many_expired_locks_stand_in_nobodys_way(holder, path):
+    hold_many(150, expires="now() - interval '1 second'")
+    asked = {"branch_name": "main", "lock_type": "BACKUP", "lock_scope": "BRANCH", "reason": "x"}
+    answer = holder.post(path, asked if path == "/acquire/" else {"resource_types": ["a", "b"]})
+    assert answer.status_code == 201
+    assert LockEvent.objects.filter(kind="EXPIRED_TTL").count() == 150
 
 
 def test_there_is_no_re_entrance_without_a_key(holder):
@@ -338,7 +373,10 @@ def test_a_lock_admin_acts_on_locks_of_others_with_the_fence(holder, admin):
 
 def test_the_fence_of_a_release_comes_in_the_query_or_the_body(holder):
     lock = holder.acquire()
-    assert holder.delete(f"/locks/{lock['lock_id']}/?fence=x").status_code == 400
+    for text in ("x", "", "1.0", "１", "true", str(2**63)):
+        assert holder.delete(f"/locks/{lock['lock_id']}/?fence={text}").status_code == 400
+    for value in ("1", True, None, 1.5, [1]):
+        assert holder.delete(f"/locks/{lock['lock_id']}/", {"fence": value}).status_code == 400
     assert holder.delete(f"/locks/{lock['lock_id']}/?fence={lock['fence']}").status_code == 204
     lock = holder.acquire()
     answer = holder.delete(f"/locks/{lock['lock_id']}/", {"fence": lock["fence"]})
