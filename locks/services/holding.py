@@ -184,19 +184,27 @@ def reactivate_unindexed(ids: Collection[int], actor: str, reason: str) -> int:
 
 @transaction.atomic
 def reap(ids: Collection[Any], run_id: UUID | None = None) -> dict[str, int]:
-    """One page of a sweep. A busy branch is left for whoever holds it or for the next tick."""
-    branches = take_branches(BranchLock.objects.filter(pk__in=ids).values_list("branch_id", flat=True), skip_busy=True)
-    ended = expire_locks(branches, ids, how="sweep", run_id=run_id) if branches else []
+    """One page of a sweep. A busy branch or lock is left for whoever holds it or for the next tick: waiting for one
+    lock here, with the branch's row taken, would make everybody on the branch wait."""
+    rows = BranchLock.objects.filter(pk__in=ids)
+    branches = take_branches(rows.values_list("branch_id", flat=True), skip_busy=True)
+    idle = rows.filter(branch__in=branches).select_for_update(skip_locked=True, no_key=True)
+    taken = list(idle.values_list("pk", flat=True))
+    ended = expire_locks(branches, taken, how="sweep", run_id=run_id) if taken else []
     return {"expired": len(ended)} if ended else {}
+
+
+POSTPONE = f"""
+    UPDATE branch_locks SET silent_after = NULL WHERE id IN (
+        SELECT id FROM branch_locks WHERE id = ANY(%s) AND state = 'active' AND NOT {SILENT}
+           FOR NO KEY UPDATE SKIP LOCKED)
+"""
 
 
 def postpone_silence(ids: Collection[Any]) -> None:
     """Those that were heard of since: the trigger puts the bound where it belongs now."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"UPDATE branch_locks SET silent_after = NULL WHERE id = ANY(%s) AND state = 'active' AND NOT {SILENT}",
-            [list(ids)],
-        )
+        cursor.execute(POSTPONE, [list(ids)])
 
 
 @transaction.atomic
