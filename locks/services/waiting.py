@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from locks.models import BranchLock, LockWaiter
+from locks.models import CLAIM_SECONDS, LONGEST_DELAY, BranchLock, LockWaiter
 from locks.services.acquiring import in_the_way, refuse, try_acquire, waited_for
 from locks.services.branches import take_branches
 from locks.services.endings import SILENT
@@ -32,19 +32,36 @@ LOOKS = 4  # connections that all waiting requests of a process may use at a tim
 # A request that waits keeps its thread of the web server; the last are for whoever would release what it waits for.
 SEATS = settings.WEB_THREADS - 4
 
-# Of this process's waiters: those with an answer, and those whose way looks free. The request itself looks properly.
 # The ranges are those of branch_locks_exclusive, whose index finds the first obstacle among any number of locks.
+SHARES = """
+    lock_text_range(o.resource_type, o.resource_type, '[]') && lock_text_range(w.resource_type, w.resource_type, '[]')
+    AND lock_text_range(o.resource_id, o.resource_id, '[]') && lock_text_range(w.resource_id, w.resource_id, '[]')
+"""
+HELD = f"""
+    SELECT 1 FROM branch_locks AS o
+     WHERE int8range(o.branch_id, o.branch_id, '[]') && int8range(w.branch_id, w.branch_id, '[]') AND {SHARES}
+       AND o.state = 'active'
+       AND NOT (auto_release_enabled AND (expires_at < statement_timestamp() OR {SILENT}))
+"""
+DELAYED = f"""
+    SELECT 1 FROM branch_locks AS o
+     WHERE o.branch_id = w.branch_id AND {SHARES} AND o.locked_by <> w.client
+       AND o.state = 'expired' AND o.lock_delay > 0
+       AND o.expired_at > statement_timestamp() - make_interval(secs => {LONGEST_DELAY})
+       AND o.expired_at + make_interval(secs => o.lock_delay) > statement_timestamp()
+"""
+BARRED = f"""
+    SELECT 1 FROM branch_lock_waiters AS o
+     WHERE o.branch_id = w.branch_id AND {SHARES} AND o.id < w.id AND o.state = 'waiting'
+       AND o.deadline_at >= statement_timestamp()
+       AND o.seen_at >= statement_timestamp() - make_interval(secs => {CLAIM_SECONDS})
+"""
+# Of this process's waiters: those with an answer, and those whose way looks free. The request itself looks properly,
+# which takes the branch's row and ten statements: forty who look in vain twice a second would keep a processor busy.
 READY = f"""
     SELECT w.id FROM branch_lock_waiters AS w WHERE w.id = ANY(%s) AND (
-        w.state <> 'waiting' OR w.deadline_at < statement_timestamp() OR NOT EXISTS (
-            SELECT 1 FROM branch_locks AS l
-             WHERE int8range(l.branch_id, l.branch_id, '[]') && int8range(w.branch_id, w.branch_id, '[]')
-               AND lock_text_range(l.resource_type, l.resource_type, '[]')
-                   && lock_text_range(w.resource_type, w.resource_type, '[]')
-               AND lock_text_range(l.resource_id, l.resource_id, '[]')
-                   && lock_text_range(w.resource_id, w.resource_id, '[]')
-               AND l.state = 'active'
-               AND NOT (auto_release_enabled AND (expires_at < statement_timestamp() OR {SILENT}))))
+        w.state <> 'waiting' OR w.deadline_at < statement_timestamp()
+        OR NOT (EXISTS ({HELD}) OR EXISTS ({DELAYED}) OR EXISTS ({BARRED})))
 """
 
 

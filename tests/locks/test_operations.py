@@ -14,6 +14,7 @@ from config.models import Decision
 from locks.models import Branch, BranchLock, LockEvent, LockWaiter
 from locks.services import set_branch_state
 from locks.services.acquiring import try_acquire
+from locks.services.waiting import READY
 from tests.locks.conftest import kinds, shift
 from tests.locks.test_gate import lock as held
 from tests.races.test_locks import request
@@ -120,6 +121,34 @@ def test_a_waiter_past_its_deadline_is_reported_swept_and_healed():
     assert sweeping.run("locks.expire_heartbeats")["counts"] == {"gone": 1}
     sql("UPDATE branch_lock_waiters SET deadline_at = now() - interval '11 seconds'")
     assert integrity.heal("locks.waiter_past_deadline") == {"gone": 1}
+
+
+def ready():
+    with connection.cursor() as cursor:
+        cursor.execute(READY, [list(LockWaiter.objects.values_list("pk", flat=True))])
+        return {row[0] for row in cursor.fetchall()}
+
+
+def test_who_stands_behind_another_is_not_woken_to_look():
+    held(scope="RESOURCE_TYPE", resource_type="a")
+    first = try_acquire(request("first"), 30).waiter.pk
+    second = try_acquire(request("second", scope="RESOURCE_TYPE", resource_type="b"), 30).waiter.pk
+    assert ready() == set()
+    sql("UPDATE branch_lock_waiters SET seen_at = now() - interval '11 seconds' WHERE id = %s", first)
+    assert ready() == {second}
+    sql("UPDATE branch_lock_waiters SET deadline_at = now() - interval '1 second' WHERE id = %s", first)
+    assert ready() == {first, second}
+
+
+def test_who_waits_out_a_delay_is_not_woken_to_look():
+    held(lock_delay=60)
+    other = try_acquire(request("other"), 30).waiter.pk
+    sql("UPDATE branch_locks SET expires_at = now() - interval '1 second'")
+    assert ready() == {other}
+    sweeping.run("locks.expire_ttls")
+    assert ready() == set()
+    sql("UPDATE branch_locks SET expired_at = now() - interval '61 seconds'")
+    assert ready() == {other}
 
 
 def test_a_sweep_leaves_healthy_locks_alone_and_a_decision_for_each_it_ends(holder):
