@@ -55,10 +55,11 @@ class HeldLock:
         self.estimated_remaining_hours: float | None = None
         self._client = client
         self._heard_at = asked_at
-        # Without ttl_seconds it is hours, and the first heartbeat tells.
+        # Without ttl_seconds a heartbeat tells.
         self._ends_at = None if ttl_seconds is None else asked_at + ttl_seconds
         self._lost: LockLost | None = None
         self._done = threading.Event()
+        self._talking = threading.Lock()  # the answers of a heartbeat and of an extension are taken in as they came
         self._thread = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat {self.id}")
 
     @property
@@ -81,23 +82,25 @@ class HeldLock:
 
     def heartbeat(self) -> None:
         """Also sent in the background; call it to report progress at once."""
-        asked_at = time.monotonic()
         said = {"progress": self.progress, "estimated_remaining_hours": self.estimated_remaining_hours}
         body = {
             "fence": self.fence,
             "service_name": self._client.service_name,
             "progress_info": {name: value for name, value in said.items() if value is not None},
         }
-        answer = self._holding("POST", f"/locks/{self.id}/heartbeat/", body)
-        self._heard_at, self.expires_at, self.interval = asked_at, answer["expires_at"], answer["next_interval"]
-        self._ends_at = asked_at + _seconds(answer["last_heartbeat"], answer["expires_at"])
+        with self._talking:
+            asked_at = time.monotonic()
+            answer = self._holding("POST", f"/locks/{self.id}/heartbeat/", body)
+            self._heard_at, self.expires_at, self.interval = asked_at, answer["expires_at"], answer["next_interval"]
+            self._ends_at = asked_at + _seconds(answer["last_heartbeat"], answer["expires_at"])
 
     def extend(self, hours: float, reason: str = "") -> None:
         body = {"fence": self.fence, "extension_hours": hours, "reason": reason}
-        answer = self._holding("POST", f"/locks/{self.id}/extend-ttl/", body)
-        if self._ends_at is not None:
-            self._ends_at += _seconds(self.expires_at, answer["new_expires_at"])
-        self.expires_at = answer["new_expires_at"]
+        with self._talking:
+            answer = self._holding("POST", f"/locks/{self.id}/extend-ttl/", body)
+            if self._ends_at is not None:
+                self._ends_at += _seconds(self.expires_at, answer["new_expires_at"])
+            self.expires_at = answer["new_expires_at"]
 
     def release(self) -> None:
         self._stop()
@@ -164,12 +167,13 @@ class LockClient:
                 if last:
                     raise
         lock = HeldLock(self, answer, asked_at, body.get("ttl_seconds"))
-        if body.get("wait_seconds"):
+        if body.get("wait_seconds") or (lock.interval == 0 and lock._ends_at is None):
             self._begin_now(lock)
         return lock
 
     def _begin_now(self, lock: HeldLock) -> None:
-        """After a wait only the server knows when the lock began: a heartbeat sets its clocks from here."""
+        """When a lock that was waited for began, and when one with the default TTL ends, only the server knows: a
+        heartbeat sets its clocks from here."""
         try:
             lock.heartbeat()
         except (LockError, httpx.HTTPError):

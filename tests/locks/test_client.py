@@ -106,6 +106,38 @@ def test_the_end_of_the_ttl_is_noticed_without_the_server(lock_client):
     lock.check()
 
 
+def test_the_end_of_the_default_ttl_is_noticed_too(lock_client):
+    lock = lock_client().acquire("main", lock_type="BACKUP")
+    lock.check()
+    lock._ends_at -= 2 * 3600
+    with pytest.raises(LockLost):
+        lock.check()
+
+
+def test_an_answer_from_before_an_extension_does_not_undo_it(lock_client, monkeypatch):
+    client = lock_client()
+    lock = client.acquire("main", lock_type="BACKUP", ttl_seconds=3600)
+    call, answered, extended = client.call, threading.Event(), threading.Event()
+    beating = threading.Thread(target=lock.heartbeat)
+
+    def out_of_order(method, path, *args, **kwargs):
+        if path.endswith("/extend-ttl/"):
+            beating.start()
+            answered.wait(0.3)
+            return call(method, path, *args, **kwargs)
+        answer = call(method, path, *args, **kwargs)
+        answered.set()
+        extended.wait(30)
+        return answer
+
+    monkeypatch.setattr(client, "call", out_of_order)
+    lock.extend(1)
+    extended.set()
+    beating.join()
+    assert lock.expires_at == BranchLock.objects.get().expires_at.isoformat().replace("+00:00", "Z")
+    connection.close()
+
+
 def test_the_clocks_of_a_lock_that_was_waited_for_begin_with_the_lock(lock_client, monkeypatch):
     """Asked for long ago and granted just now: neither silent nor over."""
     client, late = lock_client(), []
