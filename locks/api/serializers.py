@@ -185,8 +185,7 @@ class ExtendedLockSerializer(serializers.Serializer[Any]):
 
 
 class ReleaseLockSerializer(StrictSerializer):
-    # Not Fence: in a query every value is text.
-    fence = serializers.IntegerField(min_value=-BIGINT, max_value=BIGINT - 1)
+    fence = Fence()
 
 
 class LockHealthSerializer(serializers.Serializer[BranchLock]):

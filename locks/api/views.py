@@ -23,6 +23,7 @@ from config.rest.idempotency import VISIBLE_ASCII, fingerprint
 from config.rest.schema import ErrorResponseSerializer
 from locks import services
 from locks.api import serializers as shapes
+from locks.api.gate import WHOLE
 from locks.api.indexing import answer_start
 from locks.models import Branch, BranchLock, LockQuerySet, LockType, Scope
 
@@ -79,6 +80,11 @@ def key_of(request: Request) -> str | None:
     if key is not None and not VISIBLE_ASCII.fullmatch(key):
         raise Invalid("Expected 1 to 255 visible ASCII characters.", attr="Idempotency-Key")
     return key
+
+
+def numbers(query: dict[str, str]) -> dict[str, Any]:
+    """In a query every value is text: those of whole numbers as the JSON would have them."""
+    return {name: int(text) if WHOLE.fullmatch(text) else text for name, text in query.items()}
 
 
 def hung_up(request: Request) -> bool:
@@ -161,7 +167,7 @@ class LockViewSet(UUIDLookup, mixins.ListModelMixin, GenericViewSet[BranchLock])
     def destroy(self, request: Request, pk: str) -> Response:
         lock = self.known()
         body = request.data if isinstance(request.data, dict) else {"fence": None}
-        asked = valid(shapes.ReleaseLockSerializer, {**request.query_params.dict(), **body})
+        asked = valid(shapes.ReleaseLockSerializer, {**numbers(request.query_params.dict()), **body})
         self.refuse_strangers(lock)
         services.release_lock(lock.pk, asked["fence"], **self.by_whom())
         return Response(status=204)
