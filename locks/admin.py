@@ -292,11 +292,13 @@ class BranchAdmin(ConsoleAdmin):
     @admin.display(description=_("waiters, first come first"))
     def line(self, branch: Branch) -> SafeString | str:
         waiters = LockWaiter.objects.queued().filter(branch=branch).order_by("id")[:50]
+        # Told as text: what is escaped is text already and knows no format of times.
         rows = (
-            (waiter, waiter.resource_type or "", waiter.resource_id or "", timezone.localtime(waiter.deadline_at))
+            (waiter, waiter.resource_type or "", waiter.resource_id or "",
+             f"{timezone.localtime(waiter.deadline_at):%H:%M:%S}")
             for waiter in waiters
-        )
-        return format_html_join("", "<p>{} {} {} · {:%H:%M:%S}</p>", rows) or "–"
+        )  # fmt: skip
+        return format_html_join("", "<p>{} {} {} · {}</p>", rows) or "–"
 
     def timeline_entries(self, obj: Branch) -> Iterable[Entry]:
         quiet = obj.events.exclude(kind=LockEvent.Kind.HEARTBEAT)

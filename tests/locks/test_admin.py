@@ -69,13 +69,13 @@ def test_every_page_opens_for_those_who_may_see(holder, other, signed_in):
     assert "Locks" in text(page.get(reverse("admin:index")))
 
 
-def test_a_deadline_is_told_in_the_time_of_the_house(holder, signed_in, settings):
+def test_the_page_of_a_branch_shows_its_line_in_the_time_of_the_house(holder, signed_in, settings):
     settings.TIME_ZONE = "Asia/Seoul"
+    page = signed_in("operator")
     holder.acquire()
-    waiter = try_acquire(request("patient"), 30).waiter
-    deadline = LockWaiter.objects.get(pk=waiter.pk).deadline_at.astimezone(ZoneInfo("Asia/Seoul"))
-    page = signed_in("operator").get(reverse("admin:locks_branch_change", args=[waiter.branch_id]))
-    assert f"{deadline:%H:%M:%S}" in text(page)
+    waiter = LockWaiter.objects.get(pk=try_acquire(request("patient"), 30).waiter.pk)
+    shown = text(page.get(reverse("admin:locks_branch_change", args=[waiter.branch_id])))
+    assert f"patient: BRANCH   · {waiter.deadline_at.astimezone(ZoneInfo('Asia/Seoul')):%H:%M:%S}" in shown
 
 
 def act(page, url, action, chosen, **more):
