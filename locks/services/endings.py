@@ -42,10 +42,15 @@ def expire_rows(
     said = json.dumps({"by": how})
     ended = _end(EXPIRE, BranchLock.State.EXPIRED, branches, ids, SYSTEM, "", said)
     if ended:
-        LockWaiter.objects.granted().filter(lock__in=[lock.pk for lock in ended]).update(state=LockWaiter.State.GONE)
+        dismiss_granted(ended)
         decisions.record(_decision(lock, how, run_id) for lock in ended)
     reactivate(branches, ended, SYSTEM, "the indexing lock expired")
     return ended
+
+
+def dismiss_granted(ended: list[BranchLock]) -> None:
+    """Whoever had not picked up its lock yet comes too late."""
+    LockWaiter.objects.granted().filter(lock__in=[lock.pk for lock in ended]).update(state=LockWaiter.State.GONE)
 
 
 def _decision(lock: BranchLock, how: str, run_id: UUID | None) -> Decision:
@@ -69,7 +74,10 @@ def end_rows(
 ) -> list[BranchLock]:
     """Release, or take away, those still held; what has ended already is left alone."""
     state, sql = (BranchLock.State.FORCE_RELEASED, FORCE) if forced else (BranchLock.State.RELEASED, RELEASE)
-    return _end(sql, state, branches, ids, actor, reason, "{}")
+    ended = _end(sql, state, branches, ids, actor, reason, "{}")
+    if forced and ended:
+        dismiss_granted(ended)
+    return ended
 
 
 def _end(

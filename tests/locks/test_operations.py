@@ -123,6 +123,15 @@ def test_a_waiter_past_its_deadline_is_reported_swept_and_healed():
     assert integrity.heal("locks.waiter_past_deadline") == {"gone": 1}
 
 
+def test_a_waiter_whose_lock_is_taken_away_before_it_came_for_it_is_gone(holder, admin):
+    lock = holder.acquire()
+    try_acquire(request("dead"), 30)
+    holder.release(lock)
+    assert LockWaiter.objects.get().state == "granted"
+    assert admin.post("/force-unlock/", {"branch_name": "main", "reason": "stuck"}).data == {"locks_released": 1}
+    assert LockWaiter.objects.get().state == "gone"
+
+
 def ready():
     with connection.cursor() as cursor:
         cursor.execute(READY, [list(LockWaiter.objects.values_list("pk", flat=True))])
