@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.utils.translation import gettext as _
 
 from config.errors import DomainError, Unavailable
 from locks.models import Branch, BranchLock, Scope
@@ -31,7 +32,7 @@ def check_write(
     try:
         _check(branch_name, resource_type, resource_id, lock_id, fence, client_name(actor))
     except (DatabaseError, InterfaceError) as error:
-        raise Unavailable("Whether this is locked cannot be asked now. Try again.", retry_after=1) from error
+        raise Unavailable(_("Whether this is locked cannot be asked now. Try again."), retry_after=1) from error
 
 
 def _check(

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from config.errors import Conflict, DomainError, Gone
 from locks.models import Branch, BranchLock, Scope
 
@@ -23,7 +25,7 @@ class StaleFence(Conflict):
     code = "stale_fence"
 
     def __init__(self) -> None:
-        super().__init__("This fence is not the lock's: it was granted anew, or never yours.")
+        super().__init__(_("This fence is not the lock's: it was granted anew, or never yours."))
 
 
 class LockGone(Gone):
@@ -118,10 +120,14 @@ def locked(branch: Branch, resource_type: str | None, lock: BranchLock) -> Locke
 
 
 def message(branch: Branch, lock: BranchLock, eta: int | None) -> str:
-    what = " ".join(filter(None, [lock.resource_type, lock.resource_id])) or "The whole branch"
-    told = [] if lock.progress is None else [f"{lock.progress:g}% done"]
-    told += [] if eta is None else [f"about {spoken(eta)} left"]
-    text = f"{what} on {branch.name} is locked by {lock.locked_by}: {lock.reason}"
+    """Also what a person reads who saves a form of the admin."""
+    names = {"branch": branch.name, "who": lock.locked_by, "why": lock.reason}
+    if what := " ".join(filter(None, [lock.resource_type, lock.resource_id])):
+        text = _("%(what)s on %(branch)s is locked by %(who)s: %(why)s") % {"what": what, **names}
+    else:
+        text = _("The branch %(branch)s is locked by %(who)s: %(why)s") % names
+    told = [] if lock.progress is None else [_("%(percent)s done") % {"percent": f"{lock.progress:g}%"}]
+    told += [] if eta is None else [_("about %(time)s left") % {"time": spoken(eta)}]
     return f"{text} ({', '.join(told)})" if told else text
 
 
@@ -135,7 +141,8 @@ def closed(branch: Branch, resource_type: str | None) -> Locked:
         f"branch_{state}",
         {
             "error": "Locked",
-            "message": f"The branch {branch.name} is {branch.state} and takes no writes.",
+            "message": _("The branch %(branch)s is %(state)s and takes no writes.")
+            % {"branch": branch.name, "state": branch.state},
             "branch": branch.name,
             "resource_type": resource_type,
             "lock_scope": None,

@@ -3,6 +3,7 @@
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils.translation import override
 
 from config.errors import Conflict, Unavailable
 from locks.models import Branch, BranchLock
@@ -55,6 +56,27 @@ def test_a_write_conflicts_like_an_acquire_of_its_scope(scope, resource_type, re
         check_write("main", "template", "7", actor="somebody")
     assert refusal.value.body["locked_by"] == held.locked_by
     assert refusal.value.status == 423
+
+
+@pytest.mark.parametrize(
+    ("terms", "english", "korean"),
+    [
+        ({}, "The branch main is locked by holder: night work", "브랜치 main: holder 님이"),
+        (
+            {"scope": "RESOURCE", "resource_type": "template", "resource_id": "7"},
+            "template 7 on main is locked by holder: night work",
+            "main의 template 7: holder 님이",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_locked_in_the_language_of_its_reader(terms, english, korean):
+    lock(**terms)
+    with pytest.raises(Locked) as refusal:
+        check_write("main", "template", "7")
+    assert refusal.value.body["message"] == refusal.value.detail == english
+    with override("ko"), pytest.raises(Locked) as refusal:
+        check_write("main", "template", "7")
+    assert refusal.value.detail.startswith(korean)
 
 
 def test_the_holder_passes_with_its_lock_and_fence_only():
