@@ -20,7 +20,9 @@ from config.rest import (
     JSONObject,
     StrictModelSerializer,
     StrictSerializer,
+    Text,
     UUIDLookup,
+    Whole,
     idempotent,
     transition_responses,
 )
@@ -59,19 +61,19 @@ class PCSerializer(StrictModelSerializer):
 
 class NewPCSerializer(StrictSerializer):
     pc_number = serializers.RegexField(PC_NUMBER, trim_whitespace=False)
-    max_slots = serializers.IntegerField(min_value=1, max_value=MAX_SLOTS, default=MAX_SLOTS)
+    max_slots = Whole(min_value=1, max_value=MAX_SLOTS, default=MAX_SLOTS)
 
 
 class PCSlotsSerializer(StrictSerializer):
-    max_slots = serializers.IntegerField(min_value=1, max_value=MAX_SLOTS)
+    max_slots = Whole(min_value=1, max_value=MAX_SLOTS)
 
 
 class DeviceReportSerializer(StrictSerializer):
-    serial = serializers.CharField(max_length=100)
-    connection_id = serializers.CharField(max_length=200, required=False, allow_null=True, allow_blank=True)
+    serial = Text(max_length=100)
+    connection_id = Text(max_length=200, required=False, allow_null=True, allow_blank=True)
     status = serializers.ChoiceField(choices=["online", "busy", "offline"], default="online")
-    battery = serializers.IntegerField(min_value=0, max_value=100, required=False, allow_null=True)
-    model = serializers.CharField(max_length=200, required=False, allow_blank=True, allow_null=True)
+    battery = Whole(min_value=0, max_value=100, required=False, allow_null=True)
+    model = Text(max_length=200, required=False, allow_blank=True, allow_null=True)
     labels = Labels(required=False)
 
     def to_internal_value(self, data: Any) -> Any:
@@ -82,7 +84,7 @@ class DeviceReportSerializer(StrictSerializer):
 
 
 class PCHeartbeatSerializer(StrictSerializer):
-    agent_version = serializers.CharField(max_length=100, required=False, allow_blank=True, allow_null=True)
+    agent_version = Text(max_length=100, required=False, allow_blank=True, allow_null=True)
     system = JSONObject(required=False, allow_null=True)
     # Not many=True: its allow_null would also be each item's.
     devices = serializers.ListField(
@@ -97,7 +99,7 @@ class PCHeartbeatSerializer(StrictSerializer):
 
 
 class RunClaimSerializer(StrictSerializer):
-    max_to_claim = serializers.IntegerField(min_value=1, default=1)
+    max_to_claim = Whole(min_value=1, default=1)
 
 
 class GrantedDeviceSerializer(StrictModelSerializer):
@@ -224,7 +226,7 @@ class DeviceSerializer(StrictModelSerializer):
 
 
 class DeviceReasonSerializer(StrictSerializer):
-    reason = serializers.CharField(max_length=500, allow_blank=True, default="")
+    reason = Text(max_length=500, allow_blank=True, default="")
 
 
 class DeviceFilters(filters.FilterSet):

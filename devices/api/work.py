@@ -16,10 +16,13 @@ from rest_framework.viewsets import GenericViewSet, ReadOnlyModelViewSet
 
 from config.rest import (
     BoundedJSON,
+    Flag,
     IdempotentMixin,
     StrictModelSerializer,
     StrictSerializer,
+    Text,
     UUIDLookup,
+    Whole,
     idempotent,
     transition_responses,
 )
@@ -43,8 +46,8 @@ class TaskSerializer(StrictModelSerializer):
 
 
 class NewTaskSerializer(StrictSerializer):
-    name = serializers.CharField(max_length=200)
-    device_count = serializers.IntegerField(min_value=1, max_value=MOST_DEVICES)
+    name = Text(max_length=200)
+    device_count = Whole(min_value=1, max_value=MOST_DEVICES)
     payload = BoundedJSON(default=dict, allow_null=True)
     selector = Labels(default=dict)
 
@@ -129,7 +132,7 @@ class TaskDeviceSerializer(StrictModelSerializer):
 
 
 class RunTokenSerializer(StrictSerializer):
-    token = serializers.CharField(max_length=200)
+    token = Text(max_length=200)
 
 
 class RunResultSerializer(RunTokenSerializer):
@@ -137,8 +140,8 @@ class RunResultSerializer(RunTokenSerializer):
 
 
 class RunFailureSerializer(RunTokenSerializer):
-    error = serializers.CharField(max_length=10_000, allow_blank=True, trim_whitespace=False, default="")
-    retryable = serializers.BooleanField(default=True)
+    error = Text(max_length=10_000, allow_blank=True, trim_whitespace=False, default="")
+    retryable = Flag(default=True)
 
 
 class TaskDeviceFilters(filters.FilterSet):

@@ -119,14 +119,21 @@ def test_creating_a_pc_and_its_slots(operator, viewer, make_agent):
         assert (refused.status_code, refused.json()["errors"][0]["attr"]) == (400, "pc_number"), number
     patched = operator.patch(f"{API}/pcs/PC-77/", {"max_slots": 20}, format="json")
     assert (patched.status_code, patched.json()["max_slots"]) == (200, 20)
-    for body in ({"max_slots": 0}, {"max_slots": 21}, {}, {"status": "online"}, {"max_slots": 2, "pc_number": "PC-02"}):
+    for body in (
+        {"max_slots": 0},
+        {"max_slots": 21},
+        {"max_slots": "5"},
+        {},
+        {"status": "online"},
+        {"max_slots": 2, "pc_number": "PC-02"},
+    ):
         assert operator.patch(f"{API}/pcs/PC-77/", body, format="json").status_code == 400, body
     for client in (viewer, make_agent(devices=0)):
         assert post(client, "/pcs/", pc_number="PC-78").status_code == 403
         assert client.patch(f"{API}/pcs/PC-77/", {"max_slots": 3}, format="json").status_code == 403
 
 
-@pytest.mark.parametrize("n", [0, -1, "x", None, 1.5, [], True])
+@pytest.mark.parametrize("n", [0, -1, "x", "1", None, 1.5, [], True])
 def test_claiming_no_number_above_zero_is_refused(operator, make_agent, n):
     agent = make_agent()
     new_task(operator)
@@ -308,7 +315,8 @@ def test_a_task_without_its_right_fields_is_refused_and_nothing_written(operator
     bad = [
         ({"name": ""}, "name"), ({"name": "x" * 201}, "name"), ({"name": "a\x00b"}, "name"), ({"name": None}, "name"),
         ({"device_count": 0}, "device_count"), ({"device_count": -3}, "device_count"),
-        ({"device_count": "many"}, "device_count"), ({"device_count": 10**12}, "device_count"),
+        ({"device_count": "many"}, "device_count"), ({"device_count": 10**12}, "device_count"), ({"name": 5}, "name"),
+        ({"device_count": "5"}, "device_count"),
         ({"device_count": None}, "device_count"), ({"selector": {"a": 1}}, "selector"), ({"selector": []}, "selector"),
         ({"selector": {"a": {}}}, "selector"), ({"selector": None}, "selector"), ({"priority": 5}, "priority"),
         ({"status": "running"}, "status"), ({"payload": {"x": "y" * 65536}}, "payload"),
@@ -391,7 +399,8 @@ def bad_lists():
         ([{**one, "status": None}], "devices.0.status"), ([{**one, "battery": 101}], "devices.0.battery"),
         ([{**one, "battery": -1}], "devices.0.battery"), ([{**one, "labels": {"a": 1}}], "devices.0.labels"),
         ([{"serial": ""}], "devices.0.serial"), ([{"serial": "x" * 101}], "devices.0.serial"),
-        ([{}], "devices.0.serial"),
+        ([{}], "devices.0.serial"), ([{"serial": 5}], "devices.0.serial"),
+        ([{**one, "battery": "50"}], "devices.0.battery"), ([{**one, "connection_id": 5}], "devices.0.connection_id"),
         ([{**one, "colour": "red"}], "devices.0.colour"), ([one, "text"], "devices.1.non_field_errors"),
         ([{"serial": f"S{n}"} for n in range(201)], "devices"), ({"serial": "S1"}, "devices"), ("all", "devices"),
     ]  # fmt: skip
@@ -422,7 +431,13 @@ def test_a_heartbeat_tells_about_pc_and_devices(make_agent, viewer):
     assert device["status"] == "online"
     for body in ({}, {"devices": None}):
         assert post(agent, "/pcs/PC-01/heartbeat/", **body).status_code == 200
-    for body in ({"hostname": "x"}, {"agent_version": "x" * 101}, {"system": {"x": "y" * 65536}}, {"system": 3}):
+    for body in (
+        {"hostname": "x"},
+        {"agent_version": "x" * 101},
+        {"system": {"x": "y" * 65536}},
+        {"system": 3},
+        {"agent_version": 5},
+    ):
         assert post(agent, "/pcs/PC-01/heartbeat/", **body).status_code == 400
     assert Device.objects.get().status == "online"
 
@@ -474,8 +489,8 @@ def test_a_failure_may_be_long_but_not_too_long(operator, make_agent):
     new_task(operator)
     [grant] = claim(agent)
     for body in (
-        {"error": "x" * 10_001}, {"error": "a\x00"}, {"error": None}, {"retryable": "maybe"}, {"result": 1},
-        {"token": None}, {"token": ""},
+        {"error": "x" * 10_001}, {"error": "a\x00"}, {"error": None}, {"retryable": "maybe"}, {"retryable": "true"},
+        {"retryable": 0}, {"error": 5}, {"result": 1}, {"token": None}, {"token": ""},
     ):  # fmt: skip
         assert act(agent, grant, "fail", **body).status_code == 400, body
     assert act(agent, grant, "complete", result={"x": "y" * 65536}).status_code == 400
