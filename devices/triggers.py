@@ -93,27 +93,26 @@ ON_UPDATE = f"""
     RETURN NULL;
 """
 
-# A new row counts towards its task's device_count. Ours are born pending; a person's SQL may bring in a run or an end,
-# which is taken as if it had been pending before, and the task's counts may have been written with the task already.
+# A new row counts towards its task's device_count. Ours are born pending or running; a person's SQL may bring in an
+# end, which is taken as if it had been pending before, and the counts may have been written with the task already.
 ON_INSERT = f"""
     INSERT INTO tasks_event (task_device_id, event, attempt_no, created_at)
     SELECT id, 'CREATED', 0, created_at FROM became ORDER BY created_at, id;
 
-    IF NOT EXISTS (SELECT FROM became WHERE status <> 'pending') THEN
+    IF EXISTS (SELECT FROM became WHERE status NOT IN ('pending', 'running')) THEN
+        UPDATE tasks
+           SET devices_taken = greatest(devices_taken, found.taken), devices_done = greatest(devices_done, found.done),
+               devices_failed = greatest(devices_failed, found.failed)
+          FROM (SELECT task_id, count(*) FILTER (WHERE status <> 'cancelled') AS taken,
+                       count(*) FILTER (WHERE status = 'success') AS done,
+                       count(*) FILTER (WHERE status = 'failed') AS failed
+                  FROM task_devices WHERE task_id IN (SELECT task_id FROM became) GROUP BY task_id) AS found
+         WHERE tasks.id = found.task_id;
+    ELSE
         UPDATE tasks SET devices_taken = devices_taken + made.n
           FROM (SELECT task_id, count(*) AS n FROM became GROUP BY task_id) AS made
          WHERE tasks.id = made.task_id;
-        RETURN NULL;
     END IF;
-
-    UPDATE tasks
-       SET devices_taken = greatest(devices_taken, found.taken), devices_done = greatest(devices_done, found.done),
-           devices_failed = greatest(devices_failed, found.failed)
-      FROM (SELECT task_id, count(*) FILTER (WHERE status <> 'cancelled') AS taken,
-                   count(*) FILTER (WHERE status = 'success') AS done,
-                   count(*) FILTER (WHERE status = 'failed') AS failed
-              FROM task_devices WHERE task_id IN (SELECT task_id FROM became) GROUP BY task_id) AS found
-     WHERE tasks.id = found.task_id;
     {FOLLOWS.format(was="(SELECT id, 'pending' AS status, false AS final, NULL AS acked_at FROM became) AS was")}
     RETURN NULL;
 """
@@ -236,8 +235,12 @@ def row_history() -> list[pgtrigger.Trigger]:
 
     Times come from the row's own columns, because a sweep may go by another clock than the database's.
     """
+    unfinished = (
+        "NEW.status NOT IN ('pending', 'running')"
+        " OR NEW.status = 'running' AND (NEW.claimed_by_id IS NULL OR NEW.attempt = 0)"
+    )
     return [
-        *_completed("row", "NEW.status <> 'pending'", UNFINISHED, COMPLETE_ROW),
+        *_completed("row", unfinished, UNFINISHED, COMPLETE_ROW),
         pgtrigger.Trigger(
             name="row_created",
             level=pgtrigger.Statement,

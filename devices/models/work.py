@@ -24,19 +24,33 @@ MOST_DEVICES = 1_000_000  # that one task may ask for
 LEASE = timedelta(minutes=5)
 
 
+START_RUNS = """
+INSERT INTO task_devices AS row (id, task_id, device_id, status, attempt, claimed_by_id, started_at, deadline_at,
+       lease_expires_at, changed_at, created_at)
+SELECT id, %(task)s, device_id, 'running', 1, %(pc)s, %(now)s, %(deadline)s, %(lease)s, %(now)s, %(now)s
+  FROM unnest(%(ids)s::uuid[], %(devices)s::uuid[]) AS chosen (id, device_id)
+ON CONFLICT (task_id, device_id) DO UPDATE
+   SET status = EXCLUDED.status, attempt = row.attempt + 1, claimed_by_id = EXCLUDED.claimed_by_id,
+       started_at = EXCLUDED.started_at, deadline_at = EXCLUDED.deadline_at,
+       lease_expires_at = EXCLUDED.lease_expires_at, acked_at = NULL, ended_by = '', changed_at = EXCLUDED.changed_at
+ WHERE row.status = 'pending'
+RETURNING row.device_id, row.id, row.attempt, row.lease_expires_at, row.deadline_at
+"""
+
 COMPLETE_RUN = """
 WITH task AS MATERIALIZED (
-    SELECT tasks.id, devices_taken - devices_done - devices_failed AS open_rows FROM tasks
+    SELECT tasks.id FROM tasks
       JOIN task_devices ON task_devices.task_id = tasks.id
       JOIN pcs ON pcs.id = task_devices.claimed_by_id
      WHERE task_devices.id = %(row)s AND pcs.agent_id = %(agent)s AND tasks.status = 'running'
+       AND (%(last)s OR devices_taken - devices_done - devices_failed > 1)
        FOR NO KEY UPDATE OF tasks)
 UPDATE task_devices
    SET status = 'success', result = %(result)s::jsonb, completed_at = %(now)s, lease_expires_at = NULL, error = NULL,
        failure_kind = NULL, timed_out = false, ended_by = 'complete', changed_at = %(now)s
   FROM task
  WHERE task_devices.id = %(row)s AND task_devices.attempt = %(attempt)s AND task_devices.status = 'running'
-RETURNING task.id, task.open_rows
+RETURNING task.id
 """
 
 
@@ -176,10 +190,37 @@ class TaskDeviceQuerySet(models.QuerySet["TaskDevice"]):
     def device_gone(self, now: datetime) -> "TaskDeviceQuerySet":
         return self.pending().filter(device__in=Device.objects.gone(now))
 
-    def complete_run(self, row_id: UUID, attempt: int, agent_id: Any, result: Any, now: datetime) -> Any:
-        """Lock the task and end this very attempt as a success, if it runs for this agent.
+    def start_runs(
+        self, task: Task, pc: PC, chosen: list[tuple[UUID, UUID]], now: datetime
+    ) -> dict[UUID, tuple[UUID, int, datetime, datetime]]:
+        """The next attempt of each (row, device), a row that is not there being made.
 
-        (the task's id, how many rows were open before), None when nothing was ended.
+        By device: the row, the attempt, until when its lease and its time last.
+
+        One statement where the ORM takes two and writes each new row twice; all agents wait for whoever is in here.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(
+                START_RUNS,
+                {
+                    "task": task.pk,
+                    "pc": pc.pk,
+                    "now": now,
+                    "deadline": now + RUN_LIMIT,
+                    "lease": now + LEASE,
+                    "ids": [row_id for row_id, _device_id in chosen],
+                    "devices": [device_id for _row_id, device_id in chosen],
+                },
+            )
+            return {device_id: (row, attempt, lease, end) for device_id, row, attempt, lease, end in cursor.fetchall()}
+
+    def complete_run(
+        self, row_id: UUID, attempt: int, agent_id: Any, result: Any, now: datetime, *, last: bool
+    ) -> UUID | None:
+        """Lock the task and end this very attempt as a success, if it runs for this agent: the task's id, else None.
+
+        Unless it may be the `last`, only while other rows of the task are open: nothing follows from it then, and it
+        needs no transaction around it.
 
         One statement where the ORM takes three, on the path every job goes. The lock comes first in it, and what the
         row has become meanwhile is looked at again when it is updated.
@@ -193,9 +234,11 @@ class TaskDeviceQuerySet(models.QuerySet["TaskDevice"]):
                     "agent": agent_id,
                     "result": None if result is None else json.dumps(result),
                     "now": now,
+                    "last": last,
                 },
             )
-            return cursor.fetchone()
+            found = cursor.fetchone()
+        return found[0] if found else None
 
     def unanswered(self) -> "TaskDeviceQuerySet":
         """Failed for good, the device is up or offline, and nobody has recovered it since."""

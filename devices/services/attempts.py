@@ -10,6 +10,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import Exists, F, FilteredRelation, OuterRef, Q, QuerySet
 from django.utils.crypto import constant_time_compare, salted_hmac
+from uuid_utils.compat import uuid7
 
 from config.decisions import decide, record
 from config.errors import Conflict, Missing
@@ -32,9 +33,9 @@ class TokenNotCurrent(Conflict):
 class Grant:
     """One device's run, as handed to the agent. Its token is `claim_token(id, attempt)`."""
 
-    id: UUID
     task: Task
     device: Device
+    id: UUID
     attempt: int
     lease_expires_at: datetime
     deadline_at: datetime
@@ -65,17 +66,18 @@ def claim_task_devices(pc: PC, max_to_claim: int, now: datetime) -> list[Grant]:
     task = lock_active_task() if wanted else None
     if task is None:
         return []
-    chosen = _choose(task, _candidates(task, pc), wanted, now)
-    lease, deadline = now + LEASE, now + RUN_LIMIT
-    _start([device.row_id for device in chosen], pc, now, lease, deadline)
-    return [Grant(device.row_id, task, device, device.row_attempt + 1, lease, deadline) for device in chosen]
+    chosen = _choose(task, _candidates(task, pc), wanted)
+    if not chosen:
+        return []
+    started = TaskDevice.objects.start_runs(task, pc, [(d.row_id or uuid7(), d.pk) for d in chosen], now)
+    return [Grant(task, device, *started[device.pk]) for device in chosen if device.pk in started]
 
 
-def _choose(task: Task, candidates: list[Any], wanted: int, now: datetime) -> list[Any]:
+def _choose(task: Task, candidates: list[Any], wanted: int) -> list[Any]:
     waiting = [device for device in candidates if device.row_id]
     again = sorted(waiting, key=lambda device: (device.row_created_at, device.row_id))[:wanted]
     room = max(0, min(wanted - len(again), task.device_count - task.devices_taken))
-    return [*again, *_with_new_rows(task, [device for device in candidates if not device.row_id][:room], now)]
+    return [*again, *[device for device in candidates if not device.row_id][:room]]
 
 
 def _candidates(task: Task, pc: PC) -> list[Any]:
@@ -86,37 +88,13 @@ def _candidates(task: Task, pc: PC) -> list[Any]:
     row = FilteredRelation("rows", condition=Q(rows__task=task))
     running = TaskDevice.objects.running().filter(device=OuterRef("pk"))
     waiting = Q(row__status=Status.PENDING, row__attempt__lt=F("row__max_attempts"))
-    suiting = Device.objects.suiting(task).filter(pc=pc)
     return list(
-        Device.objects.in_order()
+        Device.objects.suiting(task)
         .annotate(row=row)
-        .annotate(row_id=F("row__id"), row_attempt=F("row__attempt"), row_created_at=F("row__created_at"))
-        .filter(waiting | Q(row__isnull=True), ~Exists(running), pk__in=suiting, pc=pc, status__in=UP)
-    )
-
-
-def _with_new_rows(task: Task, devices: list[Any], now: datetime) -> list[Any]:
-    rows = [TaskDevice(task=task, device=device, created_at=now, changed_at=now) for device in devices]
-    if rows:
-        TaskDevice.objects.bulk_create(rows)
-    for device, row in zip(devices, rows, strict=True):
-        device.row_id, device.row_attempt = row.pk, 0
-    return devices
-
-
-def _start(ids: list[UUID], pc: PC, now: datetime, lease: datetime, deadline: datetime) -> None:
-    if not ids:
-        return
-    TaskDevice.objects.pending().filter(pk__in=ids).update(
-        status=Status.RUNNING,
-        attempt=F("attempt") + 1,
-        claimed_by=pc,
-        started_at=now,
-        deadline_at=deadline,
-        lease_expires_at=lease,
-        acked_at=None,
-        ended_by="",
-        changed_at=now,
+        .annotate(row_id=F("row__id"), row_created_at=F("row__created_at"))
+        .filter(waiting | Q(row__isnull=True), ~Exists(running), pc=pc, status__in=UP)
+        .only("serial", "connection_id")
+        .in_order()
     )
 
 
@@ -158,20 +136,21 @@ def _running(row: TaskDevice) -> QuerySet[TaskDevice]:
     return TaskDevice.objects.running().filter(pk=row.pk, attempt=row.attempt)
 
 
-@transaction.atomic
 def complete_task_device(row_id: UUID, agent: Any, token: str, result: Any, now: datetime) -> None:
     attempt = attempt_of(row_id, token)
-    if attempt and (ended := TaskDevice.objects.complete_run(row_id, attempt, agent.pk, result, now)):
-        task_id, open_rows = ended
-        if open_rows == 1:
+    complete_run = TaskDevice.objects.complete_run
+    if attempt and complete_run(row_id, attempt, agent.pk, result, now, last=False):
+        return
+    with transaction.atomic():
+        if attempt and (task_id := complete_run(row_id, attempt, agent.pk, result, now, last=True)):
             settle(task_id, now)
-        return
-    row, task = _row_to_end(row_id, agent, token, verb="complete")
-    if row is None:
-        return
-    if task.status not in Task.ENDED:
-        raise TokenNotCurrent
-    cancel_runs([row.pk], now, ended_by="complete", result=result, error=None)
+            return
+        row, task = _row_to_end(row_id, agent, token, verb="complete")
+        if row is None:
+            return
+        if task.status not in Task.ENDED:
+            raise TokenNotCurrent
+        cancel_runs([row.pk], now, ended_by="complete", result=result, error=None)
 
 
 @transaction.atomic

@@ -99,7 +99,7 @@ def _is_over(task: Task) -> bool:
     """Nothing is open, and either all wanted devices had their turn or nobody is left to take one."""
     if task.devices_taken >= task.device_count:
         return True
-    if not TaskDevice.objects.filter(task=task).exists():
+    if not task.devices_taken and not TaskDevice.objects.filter(task=task).exists():
         return False
     return not Device.objects.eligible().suiting(task).without_row_of(task).exists()
 

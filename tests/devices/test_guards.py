@@ -237,6 +237,18 @@ def test_a_run_brought_in_by_hand_is_one_like_others(farm, began, sweep, kind, e
     assert farm.status(task) == "success"
 
 
+def test_a_run_brought_in_by_hand_counts_towards_the_devices_wanted(farm):
+    pc, task = farm.pc(devices=3), farm.task(2)
+    [grant] = farm.claim(pc)
+    second, third = Device.objects.exclude(pk=grant.device.pk)
+    bring_in_run(task.pk, second, "6 minutes")
+    assert Task.objects.get().devices_taken == 2
+    with pytest.raises(IntegrityError) as error, transaction.atomic():
+        bring_in_run(task.pk, third, "6 minutes")
+    assert error.value.__cause__.diag.constraint_name == "tasks_counts"
+    assert farm.claim(pc, 3) == []
+
+
 def test_a_pc_with_devices_brought_in_by_hand_works(farm):
     run("INSERT INTO pcs (pc_number, status) VALUES ('PC-88', 'online')")
     pc = PC.objects.get(pc_number="PC-88")
