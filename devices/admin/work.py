@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from io import BytesIO
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from django.contrib import admin
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.db.models import Prefetch, Sum
+from django.forms.fields import InvalidJSONInput
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -19,6 +21,7 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
+from rest_framework.exceptions import APIException
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextareaWidget
 
@@ -38,6 +41,7 @@ from config.console import (
     panel,
 )
 from config.errors import Conflict
+from config.rest import StrictJSONParser
 from devices import services
 from devices.admin.bars import bar, progress
 from devices.models import MOST_DEVICES, PC, Attempt, Event, PCSummary, Task, TaskDevice
@@ -76,16 +80,31 @@ def _each(ids: list[UUID], verb: Any, word: str) -> Counter[str]:
     return done
 
 
+class StorableJSON(forms.JSONField):
+    """What the REST API takes as JSON, which is what PostgreSQL can store; anything else is shown again as typed."""
+
+    def to_python(self, value: Any) -> Any:
+        if value in self.empty_values:
+            return None
+        try:
+            return StrictJSONParser().parse(BytesIO(value.encode()))
+        except APIException:
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        return data if data is None else InvalidJSONInput(data)
+
+
 class TaskForm(RefusableForm):
     """A new task; a task that exists is cancelled or run again, not edited."""
 
     device_count = forms.IntegerField(
         label=_("Devices"), min_value=1, max_value=MOST_DEVICES, widget=UnfoldAdminIntegerFieldWidget()
     )
-    payload = forms.JSONField(
+    payload = StorableJSON(
         label=_("Payload"), required=False, initial=dict, widget=UnfoldAdminTextareaWidget(attrs={"rows": 5})
     )
-    selector = forms.JSONField(
+    selector = StorableJSON(
         label=_("Selector"),
         required=False,
         initial=dict,
@@ -105,7 +124,7 @@ class TaskForm(RefusableForm):
 
     def clean_payload(self) -> Any:
         found = self.cleaned_data["payload"]
-        if len(json.dumps(found, ensure_ascii=False).encode()) > MOST_BYTES:
+        if len(json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()) > MOST_BYTES:
             raise forms.ValidationError(_now("The payload is larger than 64 KiB."))
         return {} if found is None else found
 

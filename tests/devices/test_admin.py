@@ -163,3 +163,18 @@ def test_an_operator_queues_a_task(staff):
     page = reverse("admin:devices_task_change", args=[task.pk])
     assert "Cancel" in staff.get(page).content.decode()
     assert staff.post(page, body).status_code == 403
+
+
+@pytest.mark.parametrize("field", ["payload", "selector"])
+@pytest.mark.parametrize(
+    "text",
+    [r'{"a": "\u0000"}', r'{"a": "\ud800"}', '{"a": NaN}', '{"a": 1e999}', "[" * 3000],
+    ids=["NUL", "surrogate", "NaN", "infinite", "deep"],
+)
+def test_json_that_cannot_be_stored_is_told_in_the_form_and_shown_as_typed(staff, field, text):
+    body = {"name": "update", "device_count": 3, "payload": "{}", "selector": "{}", field: text}
+    answer = staff.post(reverse("admin:devices_task_add"), body)
+    assert answer.status_code == 200
+    assert answer.context["adminform"].form.errors.keys() == {field}
+    assert answer.context["adminform"].form[field].value() == text
+    assert not Task.objects.exists()
