@@ -5,7 +5,7 @@ from config.console.audit import record_human_action
 from config.console.badges import TONES, badge, pill
 from config.console.base import ConsoleAdmin, Entry, EstimatingPaginator, list_url, moment
 from config.console.charts import columns, sparkline, stacked
-from config.console.forms import RefusableForm, ServiceAdmin
+from config.console.forms import RefusableForm, ServiceAdmin, StorableJSON
 from config.console.liveness import Owner, owner
 from config.console.panels import Figure, Panel, Row, counts_text, dashboard, few, panel
 from config.console.site import navigation, urls
@@ -22,6 +22,7 @@ __all__ = [
     "RefusableForm",
     "Row",
     "ServiceAdmin",
+    "StorableJSON",
     "badge",
     "can_become",
     "columns",

@@ -1,14 +1,33 @@
 """Forms that services write: what a service refuses stands in the form, beside what was typed."""
 
+from io import BytesIO
 from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.db import models, transaction
+from django.forms.fields import InvalidJSONInput
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from rest_framework.exceptions import APIException
 
 from config.console.base import ConsoleAdmin
 from config.errors import DomainError
+from config.rest import StrictJSONParser
+
+
+class StorableJSON(forms.JSONField):
+    """What the REST API takes as JSON, which is what PostgreSQL can store; anything else is shown again as typed."""
+
+    def to_python(self, value: Any) -> Any:
+        if value in self.empty_values:
+            return None
+        try:
+            return StrictJSONParser().parse(BytesIO(value.encode()))
+        except APIException:
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        return data if data is None else InvalidJSONInput(data)
 
 
 class RefusableForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from io import BytesIO
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +12,6 @@ from django.contrib import admin
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.db.models import Prefetch, Sum
-from django.forms.fields import InvalidJSONInput
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -21,7 +19,6 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
-from rest_framework.exceptions import APIException
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextareaWidget
 
@@ -33,6 +30,7 @@ from config.console import (
     RefusableForm,
     Row,
     ServiceAdmin,
+    StorableJSON,
     badge,
     can_become,
     columns,
@@ -41,7 +39,6 @@ from config.console import (
     panel,
 )
 from config.errors import Conflict
-from config.rest import StrictJSONParser
 from devices import services
 from devices.admin.bars import bar, progress
 from devices.models import MOST_DEVICES, PC, Attempt, Event, PCSummary, Task, TaskDevice
@@ -78,21 +75,6 @@ def _each(ids: list[UUID], verb: Any, word: str) -> Counter[str]:
         except Conflict:
             done["untouched"] += 1
     return done
-
-
-class StorableJSON(forms.JSONField):
-    """What the REST API takes as JSON, which is what PostgreSQL can store; anything else is shown again as typed."""
-
-    def to_python(self, value: Any) -> Any:
-        if value in self.empty_values:
-            return None
-        try:
-            return StrictJSONParser().parse(BytesIO(value.encode()))
-        except APIException:
-            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
-
-    def bound_data(self, data: Any, initial: Any) -> Any:
-        return data if data is None else InvalidJSONInput(data)
 
 
 class TaskForm(RefusableForm):

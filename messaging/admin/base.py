@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from django import forms
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.urls import NoReverseMatch, reverse
@@ -11,10 +10,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from config.console import ConsoleAdmin
+from config.console import ConsoleAdmin, StorableJSON
 
 
-class ObjectField(forms.JSONField):
+class ObjectField(StorableJSON):
     """JSON that is an object; a field left empty is an empty one."""
 
     def clean(self, value: Any) -> dict[str, Any]:

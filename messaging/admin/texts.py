@@ -7,7 +7,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
@@ -23,7 +23,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from config.console import Entry, RefusableForm, ServiceAdmin, pill, record_human_action
 from config.errors import DomainError
-from messaging.admin.base import MessagingAdmin, page_url
+from messaging.admin.base import MessagingAdmin, ObjectField, page_url
 from messaging.admin.cursor import as_uuid
 from messaging.admin.messages import addressed
 from messaging.models import Application, Message, MessageTemplate, MessageTemplateVersion
@@ -51,7 +51,7 @@ class TemplateForm(RefusableForm):
 
 
 class PreviewForm(forms.Form):
-    variables = forms.JSONField(
+    variables = ObjectField(
         label=_("Variables"), required=False, widget=UnfoldAdminTextareaWidget(attrs={"rows": 6, "class": "sb-code"})
     )
     recipient = forms.CharField(
@@ -61,12 +61,6 @@ class PreviewForm(forms.Form):
         widget=UnfoldAdminTextInputWidget(),
         help_text=_("The address, or the id, of one of this application's subscriptions"),
     )
-
-    def clean_variables(self) -> dict[str, Any]:
-        found = self.cleaned_data["variables"] or {}
-        if not isinstance(found, dict):
-            raise ValidationError(_("Expected an object."))
-        return found
 
 
 @admin.register(MessageTemplate)
