@@ -6,7 +6,15 @@ import pgtrigger
 
 LIVE = ("active", "paused")
 UNFINISHED = ("pending", "processing", "deferred")
-COUNTED = ("total", "sent", "failed", "skipped", "waiting")
+# What each counter of a sequence counts of its executions.
+COUNTS = {
+    "total": "true",
+    "sent": "status = 'sent'",
+    "failed": "status = 'failed'",
+    "skipped": "status = 'skipped'",
+    "waiting": "status NOT IN ('sent', 'failed', 'skipped')",
+}
+COUNTED = tuple(COUNTS)
 
 
 def listed(states: tuple[str, ...]) -> str:
@@ -14,56 +22,48 @@ def listed(states: tuple[str, ...]) -> str:
 
 
 def pending_work(sequence: str) -> str:
-    """The predicate over the SQL expression `sequence`: a live enrollment has an unfinished execution."""
+    """The predicate over the SQL expression `sequence`: a live enrollment has an unfinished execution.
+
+    OFFSET 0 keeps the planner from turning it into a join of all live enrollments with all unfinished executions,
+    which looks cheap where the tables are small and goes on being used, by the triggers, when they have grown.
+    """
+    unfinished = (
+        "SELECT 1 FROM sequence_step_executions x"
+        f" WHERE x.enrollment_id = e.id AND x.status IN ({listed(UNFINISHED)}) OFFSET 0"
+    )
     return (
-        "EXISTS (SELECT 1 FROM sequence_enrollments e JOIN sequence_step_executions x ON x.enrollment_id = e.id"
-        f" WHERE e.sequence_id = {sequence} AND e.status IN ({listed(LIVE)}) AND x.status IN ({listed(UNFINISHED)}))"
+        "EXISTS (SELECT 1 FROM sequence_enrollments e"
+        f" WHERE e.sequence_id = {sequence} AND e.status IN ({listed(LIVE)}) AND EXISTS ({unfinished}) OFFSET 0)"
     )
 
 
+COUNT_OF_EACH = ", ".join(f"count(*) FILTER (WHERE {condition}) AS {name}" for name, condition in COUNTS.items())
+
 # The counters from the rows of all sequences; the triggers only add up differences.
-TRUE_COUNTS = """
-    SELECT q.id, coalesce(x.total, 0) AS total, coalesce(x.sent, 0) AS sent, coalesce(x.failed, 0) AS failed,
-           coalesce(x.skipped, 0) AS skipped, coalesce(x.waiting, 0) AS waiting,
+TRUE_COUNTS = f"""
+    SELECT q.id, {", ".join(f"coalesce(x.{name}, 0) AS {name}" for name in COUNTS)},
            coalesce(e.enrollments, 0) AS enrollments
       FROM sequences q
       LEFT JOIN (SELECT sequence_id, count(*) AS enrollments FROM sequence_enrollments GROUP BY 1) e
         ON e.sequence_id = q.id
-      LEFT JOIN (SELECT e.sequence_id, count(*) AS total, count(*) FILTER (WHERE x.status = 'sent') AS sent,
-                        count(*) FILTER (WHERE x.status = 'failed') AS failed,
-                        count(*) FILTER (WHERE x.status = 'skipped') AS skipped,
-                        count(*) FILTER (WHERE x.status NOT IN ('sent', 'failed', 'skipped')) AS waiting
-                   FROM sequence_step_executions x JOIN sequence_enrollments e ON e.id = x.enrollment_id
+      LEFT JOIN (SELECT e.sequence_id, {COUNT_OF_EACH}
+                   FROM (SELECT enrollment_id, status FROM sequence_step_executions) x
+                   JOIN (SELECT id, sequence_id FROM sequence_enrollments) e ON e.id = x.enrollment_id
                   GROUP BY 1) x ON x.sequence_id = q.id
 """
 
-# What a status means to the sequence: work (holds completion), waiting (for enrichment), or one of the three ends.
-MEANING = f"CASE WHEN status IN ({listed(UNFINISHED)}) THEN 'work' ELSE status END"
 
-# Rows that came (+1) or left (-1), told by their meaning; what stays the same cancels out, however often it is written.
-CAME = "SELECT {columns}, 1 AS sign FROM ({new}) came"
-LEFT = "SELECT {columns}, -1 AS sign FROM ({old}) gone"
-
-
-def difference(operation: str, columns: str, selected: str) -> str:
-    new, old = f"SELECT {selected} FROM new_rows", f"SELECT {selected} FROM old_rows"
-    if operation == "insert":
-        return CAME.format(columns=columns, new=new)
-    if operation == "delete":
-        return LEFT.format(columns=columns, old=old)
-    came = CAME.format(columns=columns, new=f"{new} EXCEPT ALL {old}")
-    return f"{came} UNION ALL {LEFT.format(columns=columns, old=f'{old} EXCEPT ALL {new}')}"
+def signed(operation: str, columns: str) -> str:
+    """Rows that came count +1, rows that left -1: what stays the same cancels out, however often it is written."""
+    came, left = f"SELECT {columns}, 1 AS sign FROM new_rows", f"SELECT {columns}, -1 AS sign FROM old_rows"
+    return {"insert": came, "delete": left, "update": f"{came} UNION ALL {left}"}[operation]
 
 
-def sums(meaning: str = "c.meaning", sign: str = "c.sign") -> str:
-    """Per sequence: how much each counter moves, as the arrays d_total … d_waiting."""
-    return f"""
-        coalesce(sum({sign}) FILTER (WHERE {meaning} IS NOT NULL), 0) AS total,
-        coalesce(sum({sign}) FILTER (WHERE {meaning} = 'sent'), 0) AS sent,
-        coalesce(sum({sign}) FILTER (WHERE {meaning} = 'failed'), 0) AS failed,
-        coalesce(sum({sign}) FILTER (WHERE {meaning} = 'skipped'), 0) AS skipped,
-        coalesce(sum({sign}) FILTER (WHERE {meaning} IN ('work', 'awaiting_enrichment')), 0) AS waiting
-    """
+def summed(condition: str) -> str:
+    return f"coalesce(sum(sign) FILTER (WHERE {condition}), 0)"
+
+
+SUMS = ", ".join(f"{summed(condition)} AS {name}" for name, condition in COUNTS.items())
 
 
 # An execution's sequence is its enrollment's. While somebody moves enrollments, nobody may derive it: movers hold this
@@ -85,12 +85,13 @@ APPLY = f"""
                    {", ".join(f"d.{name}" for name in COUNTED)}, d.enrollments
               FROM unnest(ids, works, {", ".join(f"d_{name}" for name in COUNTED)}, d_enrollments)
                    AS d(id, work, {", ".join(COUNTED)}, enrollments)
-              JOIN sequences q ON q.id = d.id) v
-     WHERE s.id = v.id AND (s.has_pending_work IS DISTINCT FROM v.value OR v.enrollments <> 0
+              JOIN sequences q ON q.id = d.id AND q.id = ANY(ids)) v
+     WHERE s.id = v.id AND s.id = ANY(ids) AND (s.has_pending_work IS DISTINCT FROM v.value OR v.enrollments <> 0
            OR {" OR ".join(f"v.{name} <> 0" for name in COUNTED)});
-    RETURN NULL;
 """
 DECLARE = [
+    ("seqscan", "text := current_setting('enable_seqscan')"),
+    ("nestloop", "text := current_setting('enable_nestloop')"),
     ("ids", "uuid[]"),
     ("works", "boolean[]"),
     *((f"d_{name}", "bigint[]") for name in (*COUNTED, "enrollments")),
@@ -104,10 +105,10 @@ COLLECT = f"""
 
 # The foreign key would take this lock at commit, when we hold the sequences; whoever moves the enrollment at that time
 # holds its row and waits for the sequences. Taken first, and in id order, it lets the two wait in line.
-LOCK_PARENTS = """PERFORM 1 FROM sequence_enrollments WHERE id IN (SELECT enrollment_id FROM new_rows)
+LOCK_PARENTS = """PERFORM 1 FROM sequence_enrollments WHERE id = ANY (ARRAY(SELECT enrollment_id FROM new_rows))
          ORDER BY id FOR KEY SHARE;
         """
-PARENTS = "SELECT sum(uuid_hash(enrollment_id)::bigint) FROM"
+PARENTS = "SELECT sum(uuid_hash(id)::bigint * uuid_hash(enrollment_id)) FROM"
 # An update that moves nothing takes no such lock; the sums tell for a fraction of what comparing the rows would cost.
 LOCKS = {
     "insert": LOCK_PARENTS,
@@ -116,49 +117,61 @@ LOCKS = {
 }
 
 
+def derived(lock: str, changed: str, belonging: str, collected: str) -> str:
+    """Behind the `lock`: collect what the `changed` rows and those `belonging` to them mean for which sequences, apply.
+
+    What belongs to them is read by an array of ids: sorted, in one pass through the index, it costs a quarter of a
+    join that looks for each. A plan is made once per connection, maybe for one row in small tables. So that it serves
+    many in large ones there is no sequential scan, where each row would be compared with the whole array, and no
+    nested loop.
+    """
+    return f"""
+        PERFORM set_config('enable_seqscan', 'off', true), set_config('enable_nestloop', 'off', true);
+        {lock}
+        WITH changed AS MATERIALIZED ({changed}), belonging AS MATERIALIZED ({belonging})
+        {COLLECT} FROM ({collected}) g;
+        IF ids IS NOT NULL THEN {APPLY} END IF;
+        PERFORM set_config('enable_seqscan', seqscan, true), set_config('enable_nestloop', nestloop, true);
+        RETURN NULL;
+    """
+
+
 def executions_changed(operation: str) -> str:
     """First per enrollment, so that each is looked up once however many of its rows changed."""
-    changes = difference(operation, "enrollment_id, meaning", f"id, enrollment_id, {MEANING} AS meaning")
-    return f"""
-        {LOCKS[operation]}{SHARE}
-        {COLLECT}
-          FROM (SELECT e.sequence_id, bool_or(c.work) AS work,
-                       {", ".join(f"sum(c.{name}) AS {name}" for name in COUNTED)}, 0 AS enrollments
-                  FROM (SELECT c.enrollment_id, bool_or(c.meaning = 'work') AS work, {sums()} FROM ({changes}) c
-                         GROUP BY c.enrollment_id) c
-                  JOIN sequence_enrollments e ON e.id = c.enrollment_id
-                 GROUP BY e.sequence_id) g;
-        IF ids IS NULL THEN RETURN NULL; END IF;
-        {APPLY}
-    """
+    changed = f"""
+            SELECT * FROM (SELECT enrollment_id, {summed(f"status IN ({listed(UNFINISHED)})")} AS work, {SUMS}
+                             FROM ({signed(operation, "enrollment_id, status")}) r GROUP BY enrollment_id) c
+             WHERE work <> 0 OR {" OR ".join(f"{name} <> 0" for name in COUNTED)}"""
+    belonging = (
+        "SELECT id, sequence_id FROM sequence_enrollments WHERE id = ANY (ARRAY(SELECT enrollment_id FROM changed))"
+    )
+    collected = f"""
+            SELECT e.sequence_id, bool_or(c.work <> 0) AS work,
+                   {", ".join(f"sum(c.{name}) AS {name}" for name in COUNTED)}, 0 AS enrollments
+              FROM changed c JOIN belonging e ON e.id = c.enrollment_id GROUP BY e.sequence_id"""
+    return derived(f"{LOCKS[operation]}{SHARE}", changed, belonging, collected)
 
 
 def enrollments_changed(operation: str) -> str:
     """A moved, new or deleted enrollment takes its executions' counts with it; a changed one only the signal."""
-    columns = "id, sequence_id, live"
-    changes = difference(operation, columns, f"id, sequence_id, status IN ({listed(LIVE)}) AS live")
-    places = difference(operation, "id, sequence_id", "id, sequence_id")
-    moved = (
-        f"IF EXISTS (SELECT 1 FROM old_rows o JOIN new_rows n USING (id) WHERE o.sequence_id <> n.sequence_id)"
-        f" THEN {ALONE} ELSE {SHARE} END IF;"
-        if operation == "update"
-        else SHARE
-    )
-    return f"""
-        {moved}
-        {COLLECT}
-          FROM (SELECT c.sequence_id, bool_or(c.work) AS work, {sums()}, sum(c.enrollments) AS enrollments
-                  FROM (SELECT sequence_id, true AS work, NULL AS meaning, 0 AS sign, 0 AS enrollments
-                          FROM ({changes}) seen WHERE live
-                        UNION ALL
-                        SELECT sequence_id, false, NULL, 0, sign FROM ({places}) placed
-                        UNION ALL
-                        SELECT p.sequence_id, false, {MEANING.replace("status", "x.status")}, p.sign, 0
-                          FROM ({places}) p JOIN sequence_step_executions x ON x.enrollment_id = p.id) c
-                 GROUP BY c.sequence_id) g;
-        IF ids IS NULL THEN RETURN NULL; END IF;
-        {APPLY}
-    """
+    # A join of the two would be a nested loop: the first pair is all that is asked for.
+    moved = "EXISTS (SELECT id, sequence_id FROM new_rows EXCEPT SELECT id, sequence_id FROM old_rows)"
+    lock = f"IF {moved} THEN {ALONE} ELSE {SHARE} END IF;" if operation == "update" else SHARE
+    changed = f"""
+            SELECT * FROM (SELECT id, sequence_id, sum(sign) AS placed, {summed(f"status IN ({listed(LIVE)})")} AS live
+                             FROM ({signed(operation, "id, sequence_id, status")}) r GROUP BY id, sequence_id) c
+             WHERE placed <> 0 OR live <> 0"""
+    belonging = """
+            SELECT enrollment_id, status FROM sequence_step_executions
+             WHERE enrollment_id = ANY (ARRAY(SELECT id FROM changed WHERE placed <> 0))"""
+    collected = f"""
+            SELECT sequence_id, bool_or(work) AS work, {SUMS}, sum(enrollments) AS enrollments
+              FROM (SELECT sequence_id, live <> 0 AS work, NULL AS status, 0 AS sign, placed AS enrollments FROM changed
+                    UNION ALL
+                    SELECT c.sequence_id, false, x.status, c.placed, 0
+                      FROM changed c JOIN belonging x ON x.enrollment_id = c.id) r
+             GROUP BY sequence_id"""
+    return derived(lock, changed, belonging, collected)
 
 
 def truncated(enrollments: bool) -> str:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -228,6 +228,82 @@ def test_many_sequences_in_one_statement_cost_no_statement_each(django_assert_nu
     with django_assert_num_queries(1):
         Execution.objects.update(status="skipped", skip_reason="stopped")
     assert_right()
+
+
+def read_from_front_to_end(*tables):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT sum(seq_scan) FROM pg_stat_xact_user_tables WHERE relname = ANY(%s)", [list(tables)])
+        return cursor.fetchone()[0]
+
+
+def test_the_triggers_find_their_rows_by_index_however_small_the_tables_are():
+    """The plan stays for the connection's life: made over a handful of rows it must serve a million."""
+    row, other = work(), SequenceFactory()
+    statements = [
+        ("UPDATE sequence_step_executions SET status = 'awaiting_enrichment'", "sequence_enrollments"),
+        ("UPDATE sequence_enrollments SET status = 'stopped'", "sequence_step_executions"),
+        (f"UPDATE sequence_enrollments SET sequence_id = '{other.pk}'", "sequence_step_executions"),
+        ("DELETE FROM sequence_step_executions", "sequence_enrollments"),
+        ("DELETE FROM sequence_enrollments", "sequence_step_executions"),
+    ]
+    for statement, others in statements:
+        before = read_from_front_to_end(others, "sequences")
+        run(statement)
+        assert read_from_front_to_end(others, "sequences") == before, statement
+    assert_right()
+    assert not Enrollment.objects.filter(pk=row.enrollment_id).exists()
+
+
+def more_like(first, count):
+    """As many live enrollments of the same sequence, each with a pending execution of the same step."""
+    run("INSERT INTO leads (application_id, email) SELECT application_id, n || '@x.example' FROM leads,"
+        " generate_series(1, %s) n", count)  # fmt: skip
+    run("INSERT INTO sequence_enrollments (sequence_id, lead_id) SELECT %s, id FROM leads WHERE id <> %s",
+        first.enrollment.sequence_id, first.enrollment.lead_id)  # fmt: skip
+    run("INSERT INTO sequence_step_executions (enrollment_id, step_id, scheduled_at) SELECT id, %s, now()"
+        " FROM sequence_enrollments WHERE id <> %s", first.step_id, first.enrollment_id)  # fmt: skip
+
+
+def share_of_triggers(statement):
+    """How many times what the statement costs by itself; the best of three."""
+    found = []
+    for _n in range(3):
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+            (told,) = cursor.fetchone()[0]
+            spent = sum(t["Time"] for t in told["Triggers"] if "signal" in t["Trigger Name"])
+            found.append(spent / (told["Execution Time"] - spent))
+            transaction.set_rollback(True)
+    return min(found)
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("sequence_step_executions", "status = 'skipped', skip_reason = 'stopped'"),
+        ("sequence_enrollments", "status = 'stopped'"),
+        ("sequence_enrollments", "pause_reason = 'x'"),
+    ],
+)
+def test_the_triggers_compare_no_row_with_each_of_the_others(table, change):
+    """Which cost 15 times the update. Also not where the connection has planned them for one row of small tables."""
+    first = work()
+    run(f"UPDATE {table} SET {change}")
+    more_like(first, 4000)
+    assert share_of_triggers(f"UPDATE {table} SET {change}") < 5
+
+
+@pytest.mark.parametrize("chosen", ["on", "off"])
+def test_the_triggers_leave_the_planner_as_its_owner_set_it(chosen):
+    row = work()
+    run(f"SET LOCAL enable_seqscan = {chosen}; SET LOCAL enable_nestloop = {chosen}")
+    run("UPDATE sequence_step_executions SET status = 'awaiting_enrichment'")
+    run("UPDATE sequence_step_executions SET scheduled_at = scheduled_at")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        ExecutionFactory(enrollment=row.enrollment, step=row.step)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('enable_seqscan'), current_setting('enable_nestloop')")
+        assert cursor.fetchone() == (chosen, chosen)
 
 
 def test_a_sequence_without_enrollments_is_not_sought_in_those_of_all_others():
