@@ -66,10 +66,19 @@ def summed(condition: str) -> str:
 SUMS = ", ".join(f"{summed(condition)} AS {name}" for name, condition in COUNTS.items())
 
 
-# An execution's sequence is its enrollment's. While somebody moves enrollments, nobody may derive it: movers hold this
-# advisory lock alone, all others share it, so that the sequences locked below are the right ones at commit.
-SHARE = "PERFORM pg_advisory_xact_lock_shared(hashtext('campaigns.moved_enrollments'));"
-ALONE = "PERFORM pg_advisory_xact_lock(hashtext('campaigns.moved_enrollments'));"
+# An execution's sequence is its enrollment's. While somebody moves an enrollment, nobody may derive it: movers hold the
+# advisory locks of their enrollments alone, all others share theirs, so that the sequences locked below are the right
+# ones at commit. A lock stands for a 64th of all enrollments: one open move holds up few others, and a statement over
+# a million rows takes no more than 64.
+def alone(rows: str) -> str:
+    return f"""PERFORM pg_advisory_xact_lock(hashtext('campaigns.moved_enrollments'), part)
+           FROM (SELECT DISTINCT uuid_hash(enrollment) & 63 AS part FROM ({rows}) r ORDER BY 1) parts;
+        """
+
+
+def shared(rows: str) -> str:
+    return alone(rows).replace("xact_lock", "xact_lock_shared")
+
 
 # Locking in id order excludes deadlocks between statements; waiting for the lock before the UPDATE takes its snapshot
 # lets the second of two transactions see what the first has done. NO KEY: foreign key checks do not wait for us.
@@ -149,14 +158,16 @@ def executions_changed(operation: str) -> str:
             SELECT e.sequence_id, bool_or(c.work <> 0) AS work,
                    {", ".join(f"sum(c.{name}) AS {name}" for name in COUNTED)}, 0 AS enrollments
               FROM changed c JOIN belonging e ON e.id = c.enrollment_id GROUP BY e.sequence_id"""
-    return derived(f"{LOCKS[operation]}{SHARE}", changed, belonging, collected)
+    lock = f"{LOCKS[operation]}{shared(signed(operation, 'enrollment_id AS enrollment'))}"
+    return derived(lock, changed, belonging, collected)
 
 
 def enrollments_changed(operation: str) -> str:
     """A moved, new or deleted enrollment takes its executions' counts with it; a changed one only the signal."""
     # A join of the two would be a nested loop: the first pair is all that is asked for.
     moved = "EXISTS (SELECT id, sequence_id FROM new_rows EXCEPT SELECT id, sequence_id FROM old_rows)"
-    lock = f"IF {moved} THEN {ALONE} ELSE {SHARE} END IF;" if operation == "update" else SHARE
+    rows = signed(operation, "id AS enrollment")
+    lock = f"IF {moved} THEN {alone(rows)} ELSE {shared(rows)} END IF;" if operation == "update" else shared(rows)
     changed = f"""
             SELECT * FROM (SELECT id, sequence_id, sum(sign) AS placed, {summed(f"status IN ({listed(LIVE)})")} AS live
                              FROM ({signed(operation, "id, sequence_id, status")}) r GROUP BY id, sequence_id) c

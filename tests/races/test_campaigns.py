@@ -115,6 +115,37 @@ def test_a_moved_enrollment_and_its_execution(at_once):
         )
 
 
+def part_of(enrollment_id):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT uuid_hash(%s::uuid) & 63", [enrollment_id])
+        return cursor.fetchone()[0]
+
+
+def test_a_move_that_is_not_committed_holds_up_no_other_sequence(at_once):
+    """But for one in 64, which stands behind the same lock."""
+    moving, target, other = work(), SequenceFactory(), work()
+    while part_of(other.enrollment_id) == part_of(moving.enrollment_id):
+        other = work()
+    moved, done = Event(), Event()
+
+    def move():
+        with transaction.atomic():
+            Enrollment.objects.filter(pk=moving.enrollment_id).update(sequence=target)
+            moved.set()
+            done.wait(30)
+
+    def end():
+        moved.wait(30)
+        try:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '5s'")
+                skip(other)
+        finally:
+            done.set()
+
+    all_well(at_once(move, end))
+
+
 @pytest.mark.parametrize("come", ["born", "moved"])
 @pytest.mark.parametrize("remove", [False, True])
 def test_an_enrollment_moves_while_it_gets_an_execution(at_once, come, remove):
