@@ -41,7 +41,10 @@ def heal_signal(ids: Ids, now: datetime, ledger: Ledger) -> Counter[str]:
         Sequence.objects.filter(pk__in=keys).update(has_pending_work=value, pending_work_changed_at=now)
     for row in wrong:
         before, after = {"has_pending_work": row.has_pending_work}, {"has_pending_work": not row.has_pending_work}
-        ledger.add(decide("drift.has_pending_work", row, before=before, after=after, run_id=ledger.run_id))
+        inputs = {"pending_work": row.work}  # type: ignore[attr-defined]
+        ledger.add(
+            decide("drift.has_pending_work", row, before=before, after=after, inputs=inputs, run_id=ledger.run_id)
+        )
     return Counter(drift=len(wrong))
 
 

@@ -365,7 +365,8 @@ class TestOrphansDriftIdle:
         Sequence.objects.update(has_pending_work=not real)
         assert sweep("reconcile_sequences", NOW)["drift"] == 1
         assert fresh(sequence).has_pending_work is real
-        assert "drift.has_pending_work" in rules()
+        decision = Decision.objects.get(rule="drift.has_pending_work")
+        assert (decision.before, decision.inputs) == ({"has_pending_work": not real}, {"pending_work": real})
 
     def test_a_live_enrollment_that_waits_for_nothing_ends(self, sweep):
         done = work(status="sent", enrollment="active")
