@@ -1,4 +1,5 @@
 import re
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -33,7 +34,7 @@ from messaging.models import Channel, FailureType, HoldReason, Kind, Message, Me
 from messaging.services import (
     MessageRequest,
     Outcome,
-    as_message,
+    as_inserted,
     cancel_message,
     create_messages,
     raise_refusal,
@@ -260,9 +261,17 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
         now = timezone.now()
         outcome = create_messages([as_request(wanted, key, mark)], sender_of(request.user), now=now)[0]
         raise_refusal(outcome)
-        row = as_message(outcome, now) or self.get_queryset().get(pk=outcome.message_id or "")
         headers = {} if outcome.created else {"Idempotent-Replay": "true"}
-        return Response(as_created(row), status=status.HTTP_201_CREATED, headers=headers)
+        return Response(self.as_created(outcome, now), status=status.HTTP_201_CREATED, headers=headers)
+
+    def as_created(self, outcome: Outcome, now: datetime) -> dict[str, Any]:
+        """The answer to its POST, also when the POST is repeated after the message has moved on."""
+        row = as_inserted(outcome, now)
+        if row is None:
+            stored = self.get_queryset().get(pk=outcome.message_id or "")
+            row = MessageSerializer().to_representation(stored)
+        row |= BORN
+        return {name: row[name] for name in NAMES}
 
     @extend_schema(request=BulkRequestSerializer, responses=BulkResponseSerializer)
     @action(detail=False, methods=["post"])
@@ -369,14 +378,10 @@ def as_result(outcome: Outcome) -> dict[str, Any]:
     return {"status": code, "errors": [{"code": outcome.code, "detail": outcome.detail, "attr": attr}]}
 
 
+# What a POST makes is neither a retry nor a failover.
 BORN: dict[str, Any] = {
     "status": "pending", "sent_at": None, "received_at": None, "converted_at": None, "failed_at": None,
     "expired_at": None, "archived_at": None, "error_reason": None, "error_details": {}, "failure_type": None,
     "retry_counts": {"network": 0, "outage": 0, "rate_limited": 0}, "next_attempt_at": None, "hold_reason": None,
-    "receipt_implied": False, "provider_message_id": None, "version_history": {},
+    "receipt_implied": False, "provider_message_id": None, "retry_of": None, "failover_of": None, "version_history": {},
 }  # fmt: skip
-
-
-def as_created(row: Message) -> dict[str, Any]:
-    """The answer to its POST, also when the POST is repeated after the message has moved on."""
-    return {**MessageSerializer().to_representation(row), **BORN}

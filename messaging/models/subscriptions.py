@@ -163,7 +163,8 @@ TYPES = Subscription.Type.choices
 
 # In the models' own order, which from_db() relies on.
 OF_RECIPIENT = (
-    "id", "application_id", "type", "channel_type", "token_encrypted", "user_id", "status", "marketing_consent",
+    "id", "application_id", "type", "channel_type", "token_encrypted", "user_id", "status", "segment",
+    "marketing_consent",
 )  # fmt: skip
 OF_APPLICATION = ("id", "slug", "settings", "daily_quota", "monthly_quota", "active")
 RECIPIENT = f"""

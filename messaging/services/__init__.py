@@ -1,6 +1,6 @@
 from messaging.services.applications import join_application
 from messaging.services.composing import MessageRequest, Sender, create_messages
-from messaging.services.creating import Draft, Outcome, as_message, enqueue_messages
+from messaging.services.creating import Draft, Outcome, as_inserted, enqueue_messages
 from messaging.services.ending import cancel_messages
 from messaging.services.operating import cancel_message, raise_refusal, retry_message
 from messaging.services.receipts import record_conversion, record_receipt
@@ -38,7 +38,7 @@ __all__ = [
     "Sender",
     "SubscriptionSpec",
     "add_suppression",
-    "as_message",
+    "as_inserted",
     "cancel_message",
     "cancel_messages",
     "change_subscription",

@@ -245,16 +245,13 @@ def _charge_and_insert(
     return outcomes
 
 
-def as_message(outcome: Outcome, now: datetime) -> Message | None:
-    """The message just created, as it stands in the database."""
-    draft, subscription = outcome.draft, outcome.subscription
-    if draft is None or subscription is None:
+def as_inserted(outcome: Outcome, now: datetime) -> dict[str, Any] | None:
+    """The columns of the message just created, and its application's slug, without reading them back."""
+    if outcome.message_id is None or outcome.draft is None or outcome.subscription is None:
         return None
-    values = _values(outcome.message_id, draft, subscription)  # type: ignore[arg-type]
-    row = Message(created_at=now, **dict(zip(COLUMNS, values, strict=True)))
-    row.data, row.template_parameters = dict(draft.data), dict(draft.template_parameters)
-    row.application = subscription.application
-    return row
+    values = _values(outcome.message_id, outcome.draft, outcome.subscription)
+    slug = outcome.subscription.application.slug
+    return {**dict(zip(COLUMNS, values, strict=True)), "created_at": now, "application": slug}
 
 
 COLUMNS = {
@@ -280,12 +277,12 @@ COLUMNS = {
     "failover_of_id": "uuid",
     "idempotency_key": "text",
     "fingerprint": "text",
+    "segment": "int",
 }
 INSERT = f"""
-    INSERT INTO messages ({", ".join(COLUMNS)}, created_at, segment)
-    SELECT {", ".join(COLUMNS)}, %s, (SELECT segment FROM subscriptions s WHERE s.id = draft.subscription_id)
+    INSERT INTO messages ({", ".join(COLUMNS)}, created_at)
+    SELECT {", ".join(COLUMNS)}, %s
       FROM json_to_recordset(%s::json) AS draft ({", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())})
-     ORDER BY application_id, idempotency_key, id
     ON CONFLICT (application_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING id
 """
@@ -296,6 +293,7 @@ def insert_messages(rows: list[tuple[UUID, Draft, Subscription]], now: datetime)
     left out; in the order of the keys, so two batches of the same keys cannot deadlock."""
     if not rows:
         return set()
+    rows.sort(key=lambda row: (row[1].application_id, row[1].idempotency_key or ""))
     records = [dict(zip(COLUMNS, _values(*row), strict=True)) for row in rows]
     with connection.cursor() as cursor:
         cursor.execute(INSERT, [now, json.dumps(records, default=str)])
@@ -308,5 +306,5 @@ def _values(pk: UUID, draft: Draft, subscription: Subscription) -> tuple[Any, ..
         subscription.channel_type, draft.kind, draft.title, draft.body, dict(draft.data),
         draft.template_id, draft.template_version, draft.template_code, dict(draft.template_parameters),
         draft.campaign or None, draft.from_address, draft.priority, draft.scheduled_at, draft.retry_of,
-        draft.failover_of, draft.idempotency_key, draft.fingerprint,
+        draft.failover_of, draft.idempotency_key, draft.fingerprint, subscription.segment,
     )  # fmt: skip

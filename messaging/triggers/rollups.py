@@ -61,6 +61,16 @@ def summed(source: str) -> str:
     """
 
 
+# A row is born pending, with nothing to tell of it yet: no time to measure, no figure to set off.
+BORN = f"""
+    INSERT INTO message_rollup_deltas ({", ".join((*SIGNATURE, "n", *SUMS))})
+    SELECT application_id, date_trunc('hour', created_at, 'UTC'), channel_type, kind, COALESCE(campaign, ''), segment,
+           network_retries, outage_retries, rate_limited_retries, 'pending', false, false, false, false,
+           {"NULL, " * len(LATENCIES)} count(*), {", ".join("0" for _name in SUMS)}
+      FROM new_rows GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9;
+"""
+
+
 def _columns(alias: str) -> str:
     return ", ".join(f"{alias}.{name}" for name in COUNTED)
 
@@ -88,7 +98,7 @@ ROLLUP_TRIGGERS = [
         when=pgtrigger.After,
         operation=pgtrigger.Insert,
         referencing=pgtrigger.Referencing(new="new_rows"),
-        func=_append(f"SELECT {_columns('w')}, 1 AS n FROM new_rows w") + " RETURN NULL;",
+        func=f"{BORN} RETURN NULL;",
     ),
     # A claim or a lease moves nothing that is counted, and is passed over before anything is computed.
     pgtrigger.Trigger(
