@@ -2,10 +2,12 @@
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db.models import F, Field, Model, Q, QuerySet
+from django.forms import NullBooleanField
 from django_filters.rest_framework import DjangoFilterBackend
 from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.pagination import CursorPagination
@@ -130,27 +132,34 @@ def beyond(model: type[Model], name: str, descending: bool, value: Any, pk: Any,
     return after | Q(**{f"{name}__isnull": True}) if field.null and nulls_follow else after
 
 
+FLAGS = ("", "true", "false", "1", "0")
+
+
 class StrictFilterBackend(DjangoFilterBackend):
     """A misspelt filter must not answer with everything. Views may add names with `extra_query_params`."""
 
     def filter_queryset(self, request: Any, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
-        known = self.known(request, queryset, view)
+        filterset = self.get_filterset(request, queryset, view)
+        fields = filterset.form.fields if filterset else {}
+        known = self.known(fields, view)
         errors: dict[str, list[ErrorDetail]] = {}
         for name, values in request.query_params.lists():
             if name not in known:
                 errors[name] = [ErrorDetail("There is no such query parameter.", "unknown_parameter")]
             elif any("\x00" in value for value in values):
                 errors[name] = [ErrorDetail("NUL characters are not allowed.", "invalid")]
+            # Django takes any other word for no answer, and the list would not be filtered.
+            elif isinstance(fields.get(name), NullBooleanField) and values[-1].lower() not in FLAGS:
+                errors[name] = [ErrorDetail("Expected true or false.", "invalid")]
         if errors:
             raise ValidationError(errors)
         return super().filter_queryset(request, queryset, view)
 
-    def known(self, request: Any, queryset: QuerySet[Any], view: Any) -> set[str]:
+    def known(self, fields: Mapping[str, Any], view: Any) -> set[str]:
         known = {"format", *getattr(view, "extra_query_params", ())}
         if getattr(view, "paginator", None) is not None:
             known |= {"cursor", "page_size", "ordering"}
-        filterset = self.get_filterset(request, queryset, view)
-        for name, field in filterset.form.fields.items() if filterset else ():
+        for name, field in fields.items():
             suffixes = getattr(field.widget, "suffixes", None)
             known |= {f"{name}_{suffix}" if suffix else name for suffix in suffixes} if suffixes else {name}
         return known

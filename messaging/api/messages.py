@@ -23,7 +23,9 @@ from config.rest import (
     Moment,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
+    Whole,
     idempotent,
     transition_responses,
 )
@@ -46,7 +48,6 @@ from messaging.services import (
 from messaging.services.creating import CONFLICTS, QUOTA_EXCEEDED
 
 MOST_IN_BULK = 500
-Text = serializers.CharField
 
 
 class MessageSerializer(serializers.Serializer[Message]):
@@ -148,7 +149,7 @@ class MessageCreateSerializer(StrictSerializer):
     variables = JSONObject(required=False, allow_null=True)
     kind = serializers.ChoiceField(choices=Kind.choices, required=False)
     campaign = Text(required=False, allow_blank=True, allow_null=True, max_length=255)
-    priority = serializers.IntegerField(required=False, min_value=0, max_value=9)
+    priority = Whole(required=False, min_value=0, max_value=9)
     scheduled_at = Moment(required=False, allow_null=True)
 
 
@@ -344,7 +345,9 @@ class MessageViewSet(TenantQuerysetMixin, UUIDLookup, mixins.ListModelMixin, mix
         return self.get_object().pk
 
     def answer(self, row: Message, code: int = status.HTTP_200_OK) -> Response:
-        return Response(MessageSerializer(row).data, status=code)
+        """Read back: the history is written by a trigger, and a repeat has to be told the same."""
+        stored = Message.objects.select_related("application").get(pk=row.pk)
+        return Response(MessageSerializer(stored).data, status=code)
 
 
 def checked_key(request: Request) -> str | None:

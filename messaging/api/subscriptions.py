@@ -10,11 +10,13 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from config.rest import (
+    Flag,
     IdempotentMixin,
     JSONObject,
     StrictModelSerializer,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
     transition_responses,
 )
@@ -46,30 +48,30 @@ class SubscriptionSerializer(StrictModelSerializer):
 
 
 class SubscriptionFieldsSerializer(StrictSerializer):
-    user_id = serializers.CharField(required=False, allow_null=True, max_length=255)
-    locale = serializers.CharField(required=False, allow_blank=True, max_length=20)
-    time_zone = serializers.CharField(required=False, allow_blank=True, max_length=64)
-    device_model = serializers.CharField(required=False, allow_blank=True, max_length=255)
-    device_os = serializers.CharField(required=False, allow_blank=True, max_length=255)
-    device_language = serializers.CharField(required=False, allow_blank=True, max_length=20)
-    app_version = serializers.CharField(required=False, allow_blank=True, max_length=50)
+    user_id = Text(required=False, allow_null=True, max_length=255)
+    locale = Text(required=False, allow_blank=True, max_length=20)
+    time_zone = Text(required=False, allow_blank=True, max_length=64)
+    device_model = Text(required=False, allow_blank=True, max_length=255)
+    device_os = Text(required=False, allow_blank=True, max_length=255)
+    device_language = Text(required=False, allow_blank=True, max_length=20)
+    app_version = Text(required=False, allow_blank=True, max_length=50)
     tags = JSONObject(required=False, max_bytes=16384)
-    marketing_consent = serializers.BooleanField(required=False)
-    night_consent = serializers.BooleanField(required=False)
+    marketing_consent = Flag(required=False)
+    night_consent = Flag(required=False)
 
 
 class RegistrationSerializer(SubscriptionFieldsSerializer):
     type = serializers.ChoiceField(choices=Subscription.Type.choices)
-    token = serializers.CharField(write_only=True, max_length=4096)
-    application = serializers.CharField(required=False, max_length=64)
+    token = Text(write_only=True, max_length=4096)
+    application = Text(required=False, max_length=64)
 
 
 class SubscriptionChangeSerializer(SubscriptionFieldsSerializer):
-    token = serializers.CharField(write_only=True, required=False, max_length=4096)
+    token = Text(write_only=True, required=False, max_length=4096)
 
 
 class ConsentSerializer(StrictSerializer):
-    consent = serializers.BooleanField(required=False, default=False)
+    consent = Flag(required=False, default=False)
 
 
 class SubscriptionFilters(filters.FilterSet):

@@ -15,6 +15,7 @@ from config.rest import (
     StrictModelSerializer,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
     transition_responses,
 )
@@ -38,15 +39,15 @@ class SuppressionSerializer(StrictModelSerializer):
 
 
 class SuppressionCreateSerializer(StrictSerializer):
-    application = serializers.CharField(required=False, max_length=64)
+    application = Text(required=False, max_length=64)
     channel = serializers.ChoiceField(choices=Channel.choices)
-    address = serializers.CharField(max_length=4096, write_only=True)
-    reason = serializers.CharField(max_length=100)
+    address = Text(max_length=4096, write_only=True)
+    reason = Text(max_length=100)
     evidence = BoundedJSON(required=False, max_bytes=16384)
 
 
 class LiftSerializer(StrictSerializer):
-    note = serializers.CharField(max_length=2000)
+    note = Text(max_length=2000)
 
 
 class SuppressionFilters(filters.FilterSet):

@@ -11,11 +11,13 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from config.rest import (
+    Flag,
     IdempotentMixin,
     JSONObject,
     StrictModelSerializer,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
 )
 from locks.api.gate import gate_headers, gated
@@ -40,21 +42,19 @@ class TemplateSerializer(StrictModelSerializer):
 
 
 class TemplateChangeSerializer(StrictSerializer):
-    name = serializers.CharField(max_length=100, required=False)
-    title_template = serializers.CharField(required=False, allow_blank=True, max_length=1000, trim_whitespace=False)
-    body_template = serializers.CharField(
-        required=False, allow_blank=True, max_length=MOST_CHARACTERS, trim_whitespace=False
-    )
+    name = Text(max_length=100, required=False)
+    title_template = Text(required=False, allow_blank=True, max_length=1000, trim_whitespace=False)
+    body_template = Text(required=False, allow_blank=True, max_length=MOST_CHARACTERS, trim_whitespace=False)
     data_template = JSONObject(required=False)
-    provider_code = serializers.CharField(required=False, allow_blank=True, max_length=20)
+    provider_code = Text(required=False, allow_blank=True, max_length=20)
     approval = serializers.ChoiceField(choices=MessageTemplate.Approval.choices, required=False)
-    active = serializers.BooleanField(required=False)
+    active = Flag(required=False)
     channel = serializers.ChoiceField(choices=Channel.choices, required=False)
 
 
 class TemplateCreateSerializer(TemplateChangeSerializer):
-    application = serializers.CharField(required=False, max_length=64)
-    name = serializers.CharField(max_length=100)
+    application = Text(required=False, max_length=64)
+    name = Text(max_length=100)
     channel = serializers.ChoiceField(choices=Channel.choices)
 
 
@@ -73,8 +73,8 @@ class VariablesSerializer(StrictSerializer):
 
 
 class RenderedSerializer(serializers.Serializer[Any]):
-    title = serializers.CharField()
-    body = serializers.CharField()
+    title = Text()
+    body = Text()
     data = JSONObject()  # type: ignore[assignment]
 
 

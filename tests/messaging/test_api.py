@@ -97,6 +97,10 @@ def test_a_dead_token_that_registers_again_lives_again(app_client):
         ({"type": "AndroidPush", "token": "a", "colour": "red"}, "colour"),
         ({"type": "AndroidPush", "token": "a", "status": 1}, "status"),
         ({"type": "AndroidPush", "token": "a", "user_id": "x" * 256}, "user_id"),
+        ({"type": "AndroidPush", "token": 5}, "token"),
+        ({"type": "AndroidPush", "token": "a", "user_id": 5}, "user_id"),
+        ({"type": "AndroidPush", "token": "a", "marketing_consent": "yes"}, "marketing_consent"),
+        ({"type": "AndroidPush", "token": "a", "night_consent": 1}, "night_consent"),
         ({"token": "a"}, "type"),
     ],
 )
@@ -173,6 +177,8 @@ def test_a_user_and_a_channel_pick_the_last_active_sendable_subscription(sender,
         ("AndroidPush", {"title": "x", "variables": {}}, "variables"),
         ("AndroidPush", {"title": "x", "user_id": "u", "channel": "push"}, "subscription_id"),
         ("AndroidPush", {"title": "x", "priority": 10}, "priority"),
+        ("AndroidPush", {"title": "x", "priority": "5"}, "priority"),
+        ("AndroidPush", {"title": 5}, "title"),
         ("AndroidPush", {"title": "x", "scheduled_at": "tomorrow"}, "scheduled_at"),
         ("AndroidPush", {"title": "x", "scheduled_at": "2026-12-01T09:00:00"}, "scheduled_at"),
         ("AndroidPush", {"title": "x", "campaign": "c" * 256}, "campaign"),
@@ -480,6 +486,15 @@ def test_resolve_is_the_operators(operator, sender, shop):
     assert operator.post(url, {"outcome": "accepted"}).json()["status"] == "successful"
 
 
+@pytest.mark.parametrize("verb", ["receive", "convert"])
+def test_a_repeated_report_gets_the_same_answer(app_client, shop, verb):
+    """With the history in it, which a trigger writes."""
+    url = f"{MESSAGES}{message_in('successful', subscribe(shop)).pk}/{verb}/"
+    first, again = app_client.post(url), app_client.post(url)
+    assert first.json() == again.json()
+    assert [step["to"] for step in first.json()["version_history"].values()][-1] == first.json()["status"]
+
+
 @pytest.mark.parametrize(("verb", "status"), [("receive", "received"), ("convert", "converted")])
 def test_whoever_reports_a_message_of_unknown_outcome_has_it(app_client, shop, verb, status):
     row = message(subscribe(shop))
@@ -531,6 +546,13 @@ def test_lists_filter_and_stay_within_the_tenant(sender, shop):
     assert sender.get(f"{MESSAGES}?nope=1").status_code == 400
     page = sender.get(f"{MESSAGES}?page_size=3").json()
     assert len(page["results"]) == 3 and len(sender.get(page["next"]).json()["results"]) == 1
+
+
+@pytest.mark.parametrize("url", ["/api/v1/templates/?active=", "/api/v1/suppressions/?active="])
+def test_a_filter_that_is_neither_true_nor_false_does_not_answer_with_everything(sender, url):
+    assert {sender.get(f"{url}{word}").status_code for word in ("true", "False", "1", "0", "")} == {200}
+    refused = sender.get(f"{url}maybe")
+    assert (refused.status_code, codes(refused)) == (400, [("invalid", "active")])
 
 
 def test_a_foreign_message_is_a_404(login, shop):
