@@ -398,6 +398,8 @@ class Message(Refreshable):
             models.Index(
                 fields=["failed_at"], name="messages_archivable", condition=Q(status="failed", archived_at__isnull=True)
             ),
+            # Few among millions, and what people look for in lists.
+            models.Index(fields=["application", "created_at"], name="messages_failed", condition=Q(status="failed")),
             models.Index(
                 fields=["provider_message_id"],
                 name="messages_of_provider_id",

@@ -2,7 +2,7 @@
 
 import pgtrigger.compiler
 import pgtrigger.migrations
-from django.db import migrations
+from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
@@ -19,5 +19,9 @@ class Migration(migrations.Migration):
         pgtrigger.migrations.AddTrigger(
             model_name='message',
             trigger=pgtrigger.compiler.Trigger(name='rollup_created', sql=pgtrigger.compiler.UpsertTriggerSql(func="\n    INSERT INTO message_rollup_deltas (application_id, hour, channel_type, kind, campaign, segment, network_retries, outage_retries, rate_limited_retries, status, sent, received, converted, cancelled, send_bucket, receive_bucket, convert_bucket, total_bucket, n, send_us, receive_us, convert_us, total_us)\n    SELECT application_id, date_trunc('hour', created_at, 'UTC'), channel_type, kind, COALESCE(campaign, ''), segment,\n           network_retries, outage_retries, rate_limited_retries, 'pending', false, false, false, false,\n           NULL, NULL, NULL, NULL,  count(*), 0, 0, 0, 0\n      FROM new_rows GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9;\n RETURN NULL;", hash='aea7eb8c4fe2ab18798c868f3643512b63b31db4', level='STATEMENT', operation='INSERT', pgid='pgtrigger_rollup_created_ccba0', referencing='REFERENCING NEW TABLE AS new_rows ', table='messages', when='AFTER')),
+        ),
+        migrations.AddIndex(
+            model_name='message',
+            index=models.Index(condition=models.Q(('status', 'failed')), fields=['application', 'created_at'], name='messages_failed'),
         ),
     ]
