@@ -34,22 +34,33 @@ def resolve_unknown_attempts(sweep: Sweep) -> None:
 
 
 def expire_messages(sweep: Sweep) -> None:
-    rows, now = Message.objects, sweep.now
+    rows, now, run_id = Message.objects, sweep.now, sweep.run_id
     # In the order of its own index: by key, all that wait for later would be read to find the few whose day is over.
     sweep.pages(
-        rows.overdue(now), lambda ids: {"expired": ending.expire_unsent(ids, now=now)}, label="unsent", by="clock_start"
+        rows.overdue(now),
+        lambda ids: {"expired": ending.expire_unsent(ids, now=now, run_id=run_id)},
+        label="unsent",
+        by="clock_start",
     )
     sweep.pages(
-        rows.unreceipted(now), lambda ids: {"receipt_timeout": ending.time_out_receipts(ids, now=now)}, label="receipt"
+        rows.unreceipted(now),
+        lambda ids: {"receipt_timeout": ending.time_out_receipts(ids, now=now, run_id=run_id)},
+        label="receipt",
     )
     sweep.pages(
-        rows.unconverted(now), lambda ids: {"received_expired": ending.expire_received(ids, now=now)}, label="received"
+        rows.unconverted(now),
+        lambda ids: {"received_expired": ending.expire_received(ids, now=now, run_id=run_id)},
+        label="received",
     )
 
 
 def archive_messages(sweep: Sweep) -> None:
     ripe = Message.objects.archivable(sweep.now)
-    sweep.pages(ripe, lambda ids: {"archived": ending.archive_failed(ids, now=sweep.now)}, by="failed_at")
+    sweep.pages(
+        ripe,
+        lambda ids: {"archived": ending.archive_failed(ids, now=sweep.now, run_id=sweep.run_id)},
+        by="failed_at",
+    )
 
 
 def deliver_webhooks(sweep: Sweep) -> None:

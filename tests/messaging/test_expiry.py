@@ -3,6 +3,7 @@ from datetime import timedelta
 import pytest
 
 from config import sweeping
+from config.models import Decision, SweepRun
 from messaging.models import Message, MessageEvent
 from tests.messaging.factories import NOW, message, message_in, subscribe
 
@@ -80,6 +81,30 @@ def test_what_a_template_was_filled_with_is_content_too():
     Message.objects.filter(pk=row.pk).update(template_parameters={"name": "Kim"})
     sweep("archive_messages", NOW + timedelta(days=90))
     assert Message.objects.get().template_parameters == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "age", "rule", "changed", "evidence"),
+    [
+        ("pending", timedelta(hours=24), "expire_unsent", "status", "created_at"),
+        ("errored", timedelta(hours=24), "expire_unsent", "status", "created_at"),
+        ("successful", timedelta(hours=72), "time_out_receipt", "status", "sent_at"),
+        ("received", timedelta(days=30), "expire_received", "expired_at", "received_at"),
+        ("failed", timedelta(days=90), "archive_failed", "archived_at", "failed_at"),
+    ],
+)
+def test_each_end_leaves_the_rule_and_its_evidence(status, age, rule, changed, evidence):
+    row, at = message_in(status), NOW + age
+    name = "archive_messages" if status == "failed" else "expire_messages"
+    assert sweep(name, at - SECOND) == {} and not Decision.objects.exists()
+    sweep(name, at)
+    sweep(name, at)
+    decision = Decision.objects.get()
+    assert (decision.rule, decision.object_type, decision.object_id) == (rule, "messages", str(row.pk))
+    ended = (status, "failed") if changed == "status" else (None, at.isoformat())
+    assert (decision.before, decision.after) == ({changed: ended[0]}, {changed: ended[1]})
+    assert decision.inputs[evidence] == NOW.isoformat()
+    assert SweepRun.objects.filter(pk=decision.run_id, name=f"messaging.{name}").exists()
 
 
 def test_converted_is_left_alone():
