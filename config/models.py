@@ -6,10 +6,10 @@ from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Swept, state_triggers
+from config.statemachine import StateField, Swept, state_triggers
 from config.triggers import append_only
 
 
@@ -132,7 +132,7 @@ class BulkAction(models.Model):
     reason = models.TextField(_("reason"), blank=True, default="")
     total = models.IntegerField(_("rows"))
     counts = models.JSONField(_("outcomes"), default=dict)
-    status = FSMField(_("status"), choices=Status.choices, default=Status.RUNNING, protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.RUNNING)
     created_at = models.DateTimeField(_("started"), db_default=Now())
     ended_at = models.DateTimeField(_("ended"), null=True)
 

@@ -46,7 +46,14 @@ class Rests:
 
 
 class StateField(FSMField):
-    """Protected in Python, with a default in the database; Django would write that back into the protected field."""
+    """Protected in Python, with a default in the database; Django would write that back into the protected field.
+
+    Migrations know it as the text it is: each FSMField looks for transitions in every class that is ever made, and
+    migrating makes thousands.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"protected": True, **kwargs})
 
     @property
     def db_returning(self) -> bool:
@@ -54,7 +61,7 @@ class StateField(FSMField):
 
     def deconstruct(self) -> Any:
         name, _path, args, kwargs = super().deconstruct()
-        return name, "django_fsm.FSMField", args, kwargs
+        return name, "django.db.models.CharField", args, {k: v for k, v in kwargs.items() if k != "protected"}
 
 
 class Refreshable(models.Model):

@@ -11,10 +11,10 @@ from django.db.models import Case, Expression, ExpressionWrapper, F, Func, Q, Va
 from django.db.models.functions import Coalesce, Length, Now, RowNumber
 from django.db.models.lookups import Exact, GreaterThan, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Rests, Swept, WaitsFor, state_triggers
+from config.statemachine import Rests, StateField, Swept, WaitsFor, state_triggers
 from config.triggers import append_only
 from locks.triggers import HEARTBEATS_KEPT, EndedAt, FenceOnGrant, FenceOnlyGrows, SilentAfter
 
@@ -68,7 +68,7 @@ class Branch(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     name = models.TextField(_("name"), unique=True)
-    state = FSMField(_("state"), choices=State.choices, default=State.ACTIVE, max_length=20, protected=True)
+    state = StateField(_("state"), choices=State.choices, default=State.ACTIVE, max_length=20)
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
     indexing_started_at = models.DateTimeField(_("indexing started"), null=True, blank=True)
     indexing_completed_at = models.DateTimeField(_("indexing completed"), null=True, blank=True)
@@ -314,7 +314,7 @@ class BranchLock(models.Model):
     auto_release_enabled = models.BooleanField(_("auto-release"), default=True, db_default=True)
     lock_delay = models.FloatField(_("delay after expiry"), default=0, db_default=0)
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0)
-    state = FSMField(_("state"), choices=State.choices, default=State.ACTIVE, max_length=20, protected=True)
+    state = StateField(_("state"), choices=State.choices, default=State.ACTIVE, max_length=20)
     released_at = models.DateTimeField(_("ended"), null=True, blank=True)
     released_by = models.TextField(_("ended by"), null=True, blank=True)
     expired_at = models.DateTimeField(_("instant of expiry"), null=True, blank=True)
@@ -524,12 +524,11 @@ class LockWaiter(models.Model):
     resource_id = models.TextField(_("resource"), null=True)
     terms: Any = models.JSONField(_("terms"), default=dict, db_default={})
     idempotency_key = models.TextField(null=True)
-    state = FSMField(
+    state = StateField(
         _("state"),
         choices=State.choices,
         default=State.WAITING,
         max_length=20,
-        protected=True,
     )
     created_at = models.DateTimeField(_("queued"), db_default=Now())
     deadline_at = models.DateTimeField(_("waits until"))

@@ -11,10 +11,10 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Swept, state_triggers
+from config.statemachine import StateField, Swept, state_triggers
 from messaging.models import Application
 from reminders.triggers import alarm_triggers, delivery_triggers
 
@@ -255,7 +255,7 @@ class AlarmDelivery(models.Model):
     occurrence = models.IntegerField(_("occurrence"))
     idempotency_key = models.CharField(_("idempotency key"), max_length=100, unique=True)
     # Its default in the database stands in migration 0002: Django reads a db_default back, which `protected` forbids.
-    state = FSMField(_("state"), choices=State.choices, default=State.CLAIMED, protected=True)
+    state = StateField(_("state"), choices=State.choices, default=State.CLAIMED)
     message_id = models.UUIDField(_("message"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=100, db_default="", default="", blank=True)
     claimed_at = models.DateTimeField(_("claimed"), db_default=Now())

@@ -6,7 +6,6 @@ import django.db.models.deletion
 import django.db.models.functions.comparison
 import django.db.models.functions.datetime
 import django.db.models.functions.text
-import django_fsm
 import pgtrigger.compiler
 import pgtrigger.migrations
 import uuid_utils.compat
@@ -49,7 +48,7 @@ class Migration(migrations.Migration):
             name='Enrollment',
             fields=[
                 ('id', models.UUIDField(db_default=models.Func(function='gen_random_uuid'), default=uuid_utils.compat.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('status', django_fsm.FSMField(choices=[('active', 'active'), ('paused', 'paused'), ('completed', 'completed'), ('replied', 'replied'), ('bounced', 'bounced'), ('unsubscribed', 'unsubscribed'), ('stopped', 'stopped'), ('failed', 'failed')], db_default='active', default='active', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('active', 'active'), ('paused', 'paused'), ('completed', 'completed'), ('replied', 'replied'), ('bounced', 'bounced'), ('unsubscribed', 'unsubscribed'), ('stopped', 'stopped'), ('failed', 'failed')], db_default='active', default='active', max_length=50, verbose_name='status')),
                 ('senders', models.JSONField(blank=True, db_default=models.Value({}, models.JSONField()), default=dict, verbose_name='senders by channel')),
                 ('round', models.IntegerField(db_default=1, default=1, verbose_name='round')),
                 ('resume_at', models.DateTimeField(blank=True, null=True, verbose_name='resumes')),
@@ -92,7 +91,7 @@ class Migration(migrations.Migration):
                 ('channel', models.CharField(choices=[('email', 'e-mail'), ('sms', 'SMS'), ('kakao_talk', 'KakaoTalk')], max_length=10, verbose_name='channel')),
                 ('address', models.CharField(max_length=254, verbose_name='address')),
                 ('display_name', models.CharField(blank=True, db_default='', default='', max_length=100, verbose_name='display name')),
-                ('status', django_fsm.FSMField(choices=[('active', 'active'), ('error', 'error'), ('suspended', 'suspended'), ('inactive', 'inactive')], db_default='active', default='active', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('active', 'active'), ('error', 'error'), ('suspended', 'suspended'), ('inactive', 'inactive')], db_default='active', default='active', max_length=50, verbose_name='status')),
                 ('last_error', models.TextField(blank=True, db_default='', default='', verbose_name='last error')),
                 ('daily_limit', models.IntegerField(blank=True, null=True, verbose_name='daily limit')),
                 ('hourly_limit', models.IntegerField(blank=True, null=True, verbose_name='hourly limit')),
@@ -127,7 +126,7 @@ class Migration(migrations.Migration):
                 ('id', models.UUIDField(db_default=models.Func(function='gen_random_uuid'), default=uuid_utils.compat.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('name', models.CharField(max_length=200, verbose_name='name')),
                 ('kind', models.CharField(choices=[('notice', 'notice'), ('marketing', 'marketing'), ('transactional', 'transactional')], db_default='notice', default='notice', max_length=13, verbose_name='kind')),
-                ('status', django_fsm.FSMField(choices=[('draft', 'draft'), ('generating', 'generating'), ('ready', 'ready'), ('active', 'active'), ('paused', 'paused'), ('completed', 'completed'), ('archived', 'archived')], db_default='draft', default='draft', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('draft', 'draft'), ('generating', 'generating'), ('ready', 'ready'), ('active', 'active'), ('paused', 'paused'), ('completed', 'completed'), ('archived', 'archived')], db_default='draft', default='draft', max_length=50, verbose_name='status')),
                 ('has_pending_work', models.BooleanField(db_default=False, default=False, editable=False, verbose_name='work pending')),
                 ('pending_work_changed_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False, verbose_name='work pending since')),
                 ('total_count', models.BigIntegerField(db_default=0, default=0, editable=False, verbose_name='executions')),
@@ -198,7 +197,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.UUIDField(db_default=models.Func(function='gen_random_uuid'), default=uuid_utils.compat.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('round', models.IntegerField(db_default=1, default=1, verbose_name='round')),
-                ('status', django_fsm.FSMField(choices=[('pending', 'pending'), ('processing', 'processing'), ('deferred', 'deferred'), ('awaiting_enrichment', 'awaiting enrichment'), ('sent', 'sent'), ('skipped', 'skipped'), ('failed', 'failed')], db_default='pending', default='pending', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('pending', 'pending'), ('processing', 'processing'), ('deferred', 'deferred'), ('awaiting_enrichment', 'awaiting enrichment'), ('sent', 'sent'), ('skipped', 'skipped'), ('failed', 'failed')], db_default='pending', default='pending', max_length=50, verbose_name='status')),
                 ('scheduled_at', models.DateTimeField(verbose_name='scheduled')),
                 ('deferred_until', models.DateTimeField(blank=True, null=True, verbose_name='deferred until')),
                 ('processing_started_at', models.DateTimeField(blank=True, null=True, verbose_name='processing since')),

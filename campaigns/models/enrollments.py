@@ -50,7 +50,7 @@ class Enrollment(models.Model):
         Sequence, models.CASCADE, related_name="enrollments", verbose_name=_("sequence"), db_index=False
     )
     lead = models.ForeignKey(Lead, models.CASCADE, related_name="enrollments", verbose_name=_("lead"))
-    status = StateField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active", protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active")
     # Of the current step; `senders` holds the one of each channel, so that a lead hears from the same address always.
     sender = models.ForeignKey(
         Sender, models.SET_NULL, null=True, blank=True, related_name="enrollments", verbose_name=_("sender")

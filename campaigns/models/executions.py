@@ -152,9 +152,7 @@ class Execution(models.Model):
     )
     step = models.ForeignKey(Step, models.CASCADE, related_name="executions", verbose_name=_("step"))
     round = models.IntegerField(_("round"), default=1, db_default=1)
-    status = StateField(
-        _("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True
-    )
+    status = StateField(_("status"), choices=Status.choices, default=Status.PENDING, db_default="pending")
     scheduled_at = models.DateTimeField(_("scheduled"))
     deferred_until = models.DateTimeField(_("deferred until"), null=True, blank=True)
     processing_started_at = models.DateTimeField(_("processing since"), null=True, blank=True)

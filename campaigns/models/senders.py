@@ -39,7 +39,7 @@ class Sender(models.Model):
     channel = models.CharField(_("channel"), max_length=10, choices=CHANNELS)
     address = models.CharField(_("address"), max_length=254)
     display_name = models.CharField(_("display name"), max_length=100, blank=True, default="", db_default="")
-    status = StateField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active", protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.ACTIVE, db_default="active")
     last_error = models.TextField(_("last error"), blank=True, default="", db_default="")
     daily_limit = models.IntegerField(_("daily limit"), null=True, blank=True)
     hourly_limit = models.IntegerField(_("hourly limit"), null=True, blank=True)

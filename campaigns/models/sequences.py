@@ -185,7 +185,7 @@ class Sequence(models.Model):
     )
     name = models.CharField(_("name"), max_length=200)
     kind = models.CharField(_("kind"), max_length=13, choices=Kind.choices, default=Kind.NOTICE, db_default="notice")
-    status = StateField(_("status"), choices=Status.choices, default=Status.DRAFT, db_default="draft", protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.DRAFT, db_default="draft")
     # Derived: written by the triggers of enrollments and executions, mended by the reconciler, by nobody else.
     has_pending_work = models.BooleanField(_("work pending"), default=False, db_default=False, editable=False)
     pending_work_changed_at = models.DateTimeField(_("work pending since"), db_default=Now(), editable=False)

@@ -2,7 +2,6 @@
 
 import django.db.models.deletion
 import django.db.models.functions.datetime
-import django_fsm
 import pgtrigger.compiler
 import pgtrigger.migrations
 import uuid_utils.compat
@@ -111,7 +110,7 @@ class Migration(migrations.Migration):
                 ('reason', models.TextField(blank=True, default='', verbose_name='reason')),
                 ('total', models.IntegerField(verbose_name='rows')),
                 ('counts', models.JSONField(default=dict, verbose_name='outcomes')),
-                ('status', django_fsm.FSMField(choices=[('running', 'running'), ('finished', 'finished')], default='running', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('running', 'running'), ('finished', 'finished')], default='running', max_length=50, verbose_name='status')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='started')),
                 ('ended_at', models.DateTimeField(null=True, verbose_name='ended')),
                 ('actor', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL, verbose_name='by')),

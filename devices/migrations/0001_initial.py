@@ -4,7 +4,6 @@ import datetime
 import django.core.validators
 import django.db.models.deletion
 import django.db.models.expressions
-import django_fsm
 import pgtrigger.compiler
 import pgtrigger.migrations
 import uuid_utils.compat
@@ -29,7 +28,7 @@ class Migration(migrations.Migration):
                 ('max_slots', models.SmallIntegerField(default=20, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(20)], verbose_name='slots')),
                 ('agent_version', models.CharField(blank=True, default='', max_length=100, verbose_name='agent version')),
                 ('system', models.JSONField(blank=True, default=dict, verbose_name='system')),
-                ('status', django_fsm.FSMField(choices=[('online', 'online'), ('offline', 'offline')], default='offline', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('online', 'online'), ('offline', 'offline')], default='offline', max_length=50, verbose_name='status')),
                 ('last_heartbeat_at', models.DateTimeField(blank=True, null=True, verbose_name='last heartbeat')),
                 ('created_at', models.DateTimeField(auto_now_add=True, verbose_name='created')),
                 ('agent', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='pcs', to=settings.AUTH_USER_MODEL, verbose_name='agent')),
@@ -70,7 +69,7 @@ class Migration(migrations.Migration):
                 ('model', models.CharField(blank=True, default='', max_length=200, verbose_name='model')),
                 ('battery', models.SmallIntegerField(blank=True, null=True, verbose_name='battery')),
                 ('labels', models.JSONField(blank=True, default=dict, verbose_name='labels')),
-                ('status', django_fsm.FSMField(choices=[('online', 'online'), ('busy', 'busy'), ('offline', 'offline'), ('error', 'error'), ('quarantined', 'quarantined')], default='offline', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('online', 'online'), ('busy', 'busy'), ('offline', 'offline'), ('error', 'error'), ('quarantined', 'quarantined')], default='offline', max_length=50, verbose_name='status')),
                 ('listed', models.BooleanField(default=False, verbose_name='listed')),
                 ('missed_lists', models.SmallIntegerField(default=0, verbose_name='lists missed')),
                 ('offline_at', models.DateTimeField(blank=True, null=True, verbose_name='offline since')),
@@ -115,7 +114,7 @@ class Migration(migrations.Migration):
                 ('payload', models.JSONField(blank=True, default=dict, null=True, verbose_name='payload')),
                 ('device_count', models.IntegerField(verbose_name='devices wanted')),
                 ('selector', models.JSONField(blank=True, default=dict, verbose_name='selector')),
-                ('status', django_fsm.FSMField(choices=[('pending', 'pending'), ('running', 'running'), ('success', 'success'), ('failed', 'failed'), ('cancelled', 'cancelled')], default='pending', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('pending', 'pending'), ('running', 'running'), ('success', 'success'), ('failed', 'failed'), ('cancelled', 'cancelled')], default='pending', max_length=50, verbose_name='status')),
                 ('error', models.TextField(blank=True, null=True, verbose_name='error')),
                 ('created_at', models.DateTimeField(auto_now_add=True, verbose_name='created')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started')),
@@ -135,7 +134,7 @@ class Migration(migrations.Migration):
             name='TaskDevice',
             fields=[
                 ('id', models.UUIDField(default=uuid_utils.compat.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('status', django_fsm.FSMField(choices=[('pending', 'pending'), ('running', 'running'), ('success', 'success'), ('failed', 'failed'), ('cancelled', 'cancelled')], default='pending', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('pending', 'pending'), ('running', 'running'), ('success', 'success'), ('failed', 'failed'), ('cancelled', 'cancelled')], default='pending', max_length=50, verbose_name='status')),
                 ('attempt', models.SmallIntegerField(default=0, verbose_name='attempt')),
                 ('max_attempts', models.SmallIntegerField(default=3, verbose_name='attempts allowed')),
                 ('lease_expires_at', models.DateTimeField(blank=True, null=True, verbose_name='lease until')),

@@ -9,10 +9,10 @@ from django.db import models
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Swept, WaitsFor, state_triggers
+from config.statemachine import StateField, Swept, WaitsFor, state_triggers
 from config.triggers import append_only
 from devices.triggers import device_times, pc_times
 
@@ -55,7 +55,7 @@ class PC(models.Model):
     )
     agent_version = models.CharField(_("agent version"), max_length=100, blank=True, default="")
     system = models.JSONField(_("system"), default=dict, blank=True)
-    status = FSMField(_("status"), choices=Status.choices, default=Status.OFFLINE, protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.OFFLINE)
     last_heartbeat_at = models.DateTimeField(_("last heartbeat"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
@@ -175,7 +175,7 @@ class Device(models.Model):
     model = models.CharField(_("model"), max_length=200, blank=True, default="")
     battery = models.SmallIntegerField(_("battery"), null=True, blank=True)
     labels = models.JSONField(_("labels"), default=dict, blank=True)
-    status = FSMField(_("status"), choices=Status.choices, default=Status.OFFLINE, protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.OFFLINE)
     # In its PC's last complete list, and not reported offline there.
     listed = models.BooleanField(_("listed"), default=False)
     missed_lists = models.SmallIntegerField(_("lists missed"), default=0)

@@ -10,10 +10,10 @@ from django.db import connection, models
 from django.db.models import Count, Exists, F, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
-from django_fsm import FSMField, transition
+from django_fsm import transition
 from uuid_utils.compat import uuid7
 
-from config.statemachine import Swept, state_triggers
+from config.statemachine import StateField, Swept, state_triggers
 from config.triggers import append_only, undeletable
 from devices.models.fleet import PC, Device, DeviceHistory
 from devices.triggers import row_history, task_times
@@ -91,7 +91,7 @@ class Task(models.Model):
     payload = models.JSONField(_("payload"), default=dict, null=True, blank=True)
     device_count = models.IntegerField(_("devices wanted"))
     selector = models.JSONField(_("selector"), default=dict, blank=True)
-    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.PENDING)
     error = models.TextField(_("error"), null=True, blank=True)
     retry_of = models.ForeignKey(
         "self", models.PROTECT, null=True, blank=True, related_name="retries", verbose_name=_("retry of")
@@ -279,7 +279,7 @@ class TaskDevice(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     task = models.ForeignKey(Task, models.PROTECT, related_name="rows", db_index=False, verbose_name=_("task"))
     device = models.ForeignKey(Device, models.PROTECT, related_name="rows", verbose_name=_("device"))
-    status = FSMField(_("status"), choices=Status.choices, default=Status.PENDING, protected=True)
+    status = StateField(_("status"), choices=Status.choices, default=Status.PENDING)
     attempt = models.SmallIntegerField(_("attempt"), default=0)
     max_attempts = models.SmallIntegerField(_("attempts allowed"), default=3)
     claimed_by = models.ForeignKey(

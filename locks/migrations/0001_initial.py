@@ -3,7 +3,6 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 import django.db.models.functions.text
 import django.db.models.lookups
-import django_fsm
 import pgtrigger.compiler
 import pgtrigger.migrations
 import uuid_utils.compat
@@ -62,7 +61,7 @@ class Migration(migrations.Migration):
                 ('auto_release_enabled', models.BooleanField(db_default=True, default=True, verbose_name='auto-release')),
                 ('lock_delay', models.FloatField(db_default=0, default=0, verbose_name='delay after expiry')),
                 ('fence', models.BigIntegerField(db_default=0, default=0, verbose_name='fence')),
-                ('state', django_fsm.FSMField(choices=[('active', 'active'), ('released', 'released'), ('expired', 'expired'), ('force_released', 'force-released')], default='active', max_length=20, protected=True, verbose_name='state')),
+                ('state', models.CharField(choices=[('active', 'active'), ('released', 'released'), ('expired', 'expired'), ('force_released', 'force-released')], default='active', max_length=20, verbose_name='state')),
                 ('released_at', models.DateTimeField(blank=True, null=True, verbose_name='ended')),
                 ('released_by', models.TextField(blank=True, null=True, verbose_name='ended by')),
                 ('expired_at', models.DateTimeField(blank=True, null=True, verbose_name='instant of expiry')),
@@ -107,7 +106,7 @@ class Migration(migrations.Migration):
                 ('resource_id', models.TextField(null=True, verbose_name='resource')),
                 ('terms', models.JSONField(db_default={}, default=dict, verbose_name='terms')),
                 ('idempotency_key', models.TextField(null=True)),
-                ('state', django_fsm.FSMField(choices=[('waiting', 'waiting'), ('granted', 'granted'), ('timed_out', 'timed out'), ('gone', 'gone')], default='waiting', max_length=20, protected=True, verbose_name='state')),
+                ('state', models.CharField(choices=[('waiting', 'waiting'), ('granted', 'granted'), ('timed_out', 'timed out'), ('gone', 'gone')], default='waiting', max_length=20, verbose_name='state')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='queued')),
                 ('deadline_at', models.DateTimeField(verbose_name='waits until')),
                 ('claimed_at', models.DateTimeField(null=True, verbose_name='picked up')),
@@ -123,7 +122,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('name', models.TextField(unique=True, verbose_name='name')),
-                ('state', django_fsm.FSMField(choices=[('ACTIVE', 'active'), ('LOCKED_FOR_WRITE', 'locked for write'), ('READY', 'ready'), ('ARCHIVED', 'archived'), ('ERROR', 'error')], default='ACTIVE', max_length=20, protected=True, verbose_name='state')),
+                ('state', models.CharField(choices=[('ACTIVE', 'active'), ('LOCKED_FOR_WRITE', 'locked for write'), ('READY', 'ready'), ('ARCHIVED', 'archived'), ('ERROR', 'error')], default='ACTIVE', max_length=20, verbose_name='state')),
                 ('fence', models.BigIntegerField(db_default=0, default=0, verbose_name='fence')),
                 ('indexing_started_at', models.DateTimeField(blank=True, null=True, verbose_name='indexing started')),
                 ('indexing_completed_at', models.DateTimeField(blank=True, null=True, verbose_name='indexing completed')),

@@ -4,7 +4,6 @@ import django.core.validators
 import django.db.models.deletion
 import django.db.models.functions.comparison
 import django.db.models.functions.datetime
-import django_fsm
 import pgtrigger.compiler
 import pgtrigger.migrations
 import re
@@ -74,7 +73,7 @@ class Migration(migrations.Migration):
                 ('campaign', models.CharField(blank=True, max_length=255, null=True, verbose_name='campaign')),
                 ('priority', models.SmallIntegerField(db_default=5, default=5, verbose_name='priority')),
                 ('scheduled_at', models.DateTimeField(blank=True, null=True, verbose_name='scheduled')),
-                ('status', django_fsm.FSMField(choices=[('pending', 'pending'), ('successful', 'accepted by provider'), ('received', 'delivered'), ('converted', 'converted'), ('failed', 'failed'), ('errored', 'errored')], db_default='pending', default='pending', max_length=50, protected=True, verbose_name='status')),
+                ('status', models.CharField(choices=[('pending', 'pending'), ('successful', 'accepted by provider'), ('received', 'delivered'), ('converted', 'converted'), ('failed', 'failed'), ('errored', 'errored')], db_default='pending', default='pending', max_length=50, verbose_name='status')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='created')),
                 ('sent_at', models.DateTimeField(blank=True, null=True, verbose_name='accepted')),
                 ('received_at', models.DateTimeField(blank=True, null=True, verbose_name='delivered')),

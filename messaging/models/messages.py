@@ -195,9 +195,7 @@ class Message(Refreshable):
     priority = models.SmallIntegerField(_("priority"), default=5, db_default=5)
     scheduled_at = models.DateTimeField(_("scheduled"), null=True, blank=True)
 
-    status = StateField(
-        _("status"), choices=Status.choices, default=Status.PENDING, db_default="pending", protected=True
-    )
+    status = StateField(_("status"), choices=Status.choices, default=Status.PENDING, db_default="pending")
     created_at = models.DateTimeField(_("created"), db_default=Now())
     sent_at = models.DateTimeField(_("accepted"), null=True, blank=True)
     received_at = models.DateTimeField(_("delivered"), null=True, blank=True)

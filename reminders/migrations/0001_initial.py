@@ -3,7 +3,6 @@
 import django.contrib.postgres.functions
 import django.db.models.deletion
 import django.db.models.functions.datetime
-import django_fsm
 import pgtrigger.compiler
 import pgtrigger.migrations
 import uuid_utils.compat
@@ -95,7 +94,7 @@ class Migration(migrations.Migration):
                 ('application_id', models.UUIDField(blank=True, null=True, verbose_name='application')),
                 ('occurrence', models.IntegerField(verbose_name='occurrence')),
                 ('idempotency_key', models.CharField(max_length=100, unique=True, verbose_name='idempotency key')),
-                ('state', django_fsm.FSMField(choices=[('claimed', 'claimed'), ('sent', 'sent'), ('failed', 'failed'), ('unknown', 'unknown')], default='claimed', max_length=50, protected=True, verbose_name='state')),
+                ('state', models.CharField(choices=[('claimed', 'claimed'), ('sent', 'sent'), ('failed', 'failed'), ('unknown', 'unknown')], default='claimed', max_length=50, verbose_name='state')),
                 ('message_id', models.UUIDField(blank=True, null=True, verbose_name='message')),
                 ('reason', models.CharField(blank=True, db_default='', default='', max_length=100, verbose_name='reason')),
                 ('claimed_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='claimed')),
