@@ -11,7 +11,7 @@ from email.utils import parseaddr
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 import dj_database_url
@@ -87,29 +87,53 @@ def url(*schemes: str) -> Callable[[str], str]:
         parts = urlsplit(text)
         if parts.scheme not in schemes or not parts.hostname or re.search(r"[\s\x00-\x1f]", text):
             raise ValueError(f"expected a URL with the scheme {' or '.join(schemes)} and a host")
-        if parts.port == 0:  # and the question raises ValueError for a port that is none
-            raise ValueError("expected a port from 1 to 65535")
+        refuse_port_zero(parts)
         return text.rstrip("/")
 
     return parse
 
 
+def refuse_port_zero(parts: SplitResult) -> None:
+    if parts.port == 0:  # and the question raises ValueError for a port that is none
+        raise ValueError("expected a port from 1 to 65535")
+
+
+def web_url(text: str) -> str:
+    """Scheme and host in lower case, as browsers send them and as we compare them."""
+    parts = urlsplit(url("http", "https")(text))
+    return parts._replace(netloc=parts.netloc.lower()).geturl()
+
+
 def public_url(text: str) -> str:
     """What paths are appended to."""
-    clean = url("http", "https")(text)
     if "@" in urlsplit(text).netloc or "?" in text or "#" in text:
         raise ValueError("expected scheme, host and perhaps a port and a path, such as https://signalbox.example")
-    return clean
+    return web_url(text)
 
 
 def origins(text: str) -> list[str]:
-    found = [url("http", "https")(word) for word in words(text)]
+    found = [web_url(word) for word in words(text)]
     for origin in found:
         if not re.fullmatch(r"https?://[^/?#@]+", origin):
             raise ValueError(f"expected scheme, host and perhaps a port, not {origin!r}")
     if not found:
         raise ValueError("expected at least one origin such as https://signalbox.example")
     return found
+
+
+def redis_url(text: str) -> str:
+    """The driver takes a database that is no number for 0, and looks at its options only when it connects."""
+    import redis
+
+    clean = url("redis", "rediss")(text)
+    name = urlsplit(clean).path.strip("/")
+    if name and not (name.isascii() and name.isdigit()):
+        raise ValueError(f"expected the number of a database after the host, not {name!r}")
+    try:
+        redis.ConnectionPool.from_url(clean).make_connection()
+    except TypeError as error:
+        raise ValueError(f"an option is not known: {error}") from None
+    return clean
 
 
 def directory(text: str) -> Path:
@@ -149,8 +173,9 @@ def rate(text: str) -> tuple[int, int]:
 
 
 def database(text: str) -> dict[str, Any]:
-    if urlsplit(text).scheme not in ("postgres", "postgresql"):
+    if urlsplit(text).scheme not in ("postgres", "postgresql") or re.search(r"[\x00-\x1f]", unquote(text)):
         raise ValueError("expected postgresql://user:password@host:port/name")
+    refuse_port_zero(urlsplit(text))
     parsed: dict[str, Any] = dict(dj_database_url.parse(text))
     if not parsed.get("NAME"):
         raise ValueError("the database's name is missing")
@@ -164,11 +189,11 @@ def database(text: str) -> dict[str, Any]:
 
 def secret_key() -> str:
     """Required; under DEBUG or with the embedded database one is made once and kept in DATA_DIR."""
-    if key := os.environ.get("SECRET_KEY"):
+    if key := env("SECRET_KEY", str, ""):
         if len(key) < 32 and not DEBUG:
             raise ImproperlyConfigured("SECRET_KEY: at least 32 characters are needed")
         return key
-    if os.environ.get("DATABASE_URL") and not DEBUG:
+    if DATABASE["ENGINE"] != "config.embedded" and not DEBUG:
         raise ImproperlyConfigured("SECRET_KEY: required when DATABASE_URL is set and DEBUG is off")
     path = DATA_DIR / "secret-key"
     try:
@@ -201,7 +226,7 @@ Q_WORKERS = env("Q_WORKERS", whole(1, 64), 4)
 PUBLIC_URL = env("PUBLIC_URL", public_url, f"http://localhost:{PORT}")
 ALLOWED_HOSTS = env("ALLOWED_HOSTS", hosts, ["localhost", "127.0.0.1", "[::1]", str(urlsplit(PUBLIC_URL).hostname)])
 CSRF_TRUSTED_ORIGINS = env("CSRF_TRUSTED_ORIGINS", origins, ["{0.scheme}://{0.netloc}".format(urlsplit(PUBLIC_URL))])
-REDIS_URL = env("REDIS_URL", url("redis", "rediss"), "")
+REDIS_URL = env("REDIS_URL", redis_url, "")
 LOG_FORMAT = env("LOG_FORMAT", one_of("console", "json"), "console")
 QUIET_CLIENTS: list[str] = env("QUIET_CLIENTS", words, [])  # what they do well leaves no line in the log
 SENTRY_DSN = env("SENTRY_DSN", sentry_dsn, "")
@@ -582,6 +607,7 @@ def smtp_url(text: str) -> dict[str, Any]:
         or query.keys() - {"starttls"}
     ):
         raise ValueError("expected smtp[s]://[user:password@]host:port[?starttls=1]")
+    refuse_port_zero(parts)
     starttls = boolean(query["starttls"][0]) if query else False
     if starttls and parts.scheme == "smtps":
         raise ValueError("smtps is encrypted from the start, starttls does not go with it")

@@ -1,11 +1,14 @@
 """Each variable of the environment, broken: one clear line that names it, and a start that stops."""
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 
 
 def manage(*args, **env):
@@ -18,6 +21,15 @@ def manage(*args, **env):
         text=True,
         timeout=60,
     )
+
+
+def read(monkeypatch, **env):
+    """What settings.py makes of this environment."""
+    for name in {"DATABASE_URL", *env}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return runpy.run_path(str(settings.BASE_DIR / "config" / "settings.py"))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +50,8 @@ def manage(*args, **env):
         ("CSRF_TRUSTED_ORIGINS", "https://signalbox.example/app"),
         ("CSRF_TRUSTED_ORIGINS", ","),
         ("REDIS_URL", "memcached://x"),
+        ("REDIS_URL", "redis://host/main"),
+        ("REDIS_URL", "redis://host/0?speed=high"),
         ("LANGUAGE_CODE", "fr"),
         ("TIME_ZONE", "Mars/Olympus"),
         ("LOG_FORMAT", "xml"),
@@ -52,15 +66,23 @@ def manage(*args, **env):
         ("DATABASE_URL", "mysql://x/y"),
         ("DATABASE_URL", "postgresql://host"),
         ("DATABASE_URL", "postgresql://host/name?sslmod=require"),
+        ("DATABASE_URL", "postgresql://host:0/name"),
+        ("DATABASE_URL", "postgresql://user:pass%00word@host/name"),
+        ("SMTP_URL", "smtp://host:0"),
         ("DATA_DIR", "/proc/nowhere"),
         ("DATA_DIR", "~nobody-of-this-name/var"),
     ],
 )
-def test_a_bad_value_stops_the_start_with_its_name_in_one_line(name, value):
-    done = manage("check", **{"SECRET_KEY": "" if name == "DATA_DIR" else "k" * 60, name: value})
+def test_a_bad_value_is_refused_by_its_name_in_one_line(monkeypatch, name, value):
+    with pytest.raises(ImproperlyConfigured) as refused:
+        read(monkeypatch, **{"SECRET_KEY": "" if name == "DATA_DIR" else "k" * 60, name: value})
+    assert re.fullmatch(f"{name}: .+", str(refused.value))
+
+
+def test_a_refusal_stops_the_start_in_one_line():
+    done = manage("check", SECRET_KEY="k" * 60, PORT="http")
     assert done.returncode != 0
-    assert done.stderr.startswith(f"error: {name}: ")
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr == "error: PORT: expected a whole number from 1 to 65535, not 'http'\n"
 
 
 @pytest.mark.parametrize("command", [["migrate"], ["sweep", "--all"], ["integrity"]])
@@ -71,20 +93,30 @@ def test_a_database_that_is_away_is_told_in_one_line_by_every_command(command):
     assert line.startswith("error: DATABASE_URL: the database cannot be used: ")
 
 
-def test_a_public_address_with_a_path_is_trusted_by_its_origin():
-    code = "from config import settings; print(settings.CSRF_TRUSTED_ORIGINS, settings.PUBLIC_URL)"
-    env = {**os.environ, "PUBLIC_URL": "https://signalbox.example/app/", "SECRET_KEY": "k" * 60}
-    done = subprocess.run([sys.executable, "-c", code], cwd=settings.BASE_DIR, env=env, capture_output=True, text=True)
-    assert done.stdout.split() == ["['https://signalbox.example']", "https://signalbox.example/app"]
+@pytest.mark.parametrize("text", ["https://signalbox.example/App/", "HTTPS://Signalbox.Example/App"])
+def test_a_public_address_with_a_path_is_trusted_by_its_origin(monkeypatch, text):
+    found = read(monkeypatch, PUBLIC_URL=text, SECRET_KEY="k" * 60)
+    assert found["CSRF_TRUSTED_ORIGINS"] == ["https://signalbox.example"]
+    assert found["PUBLIC_URL"] == "https://signalbox.example/App"
+    assert found["SESSION_COOKIE_SECURE"]
 
 
-def test_a_database_of_ones_own_needs_a_secret_key():
-    done = manage("check", SECRET_KEY="", DATABASE_URL="postgresql://u@localhost/x")
-    assert done.stderr.startswith("error: SECRET_KEY: required")
+@pytest.mark.parametrize("key", ["", "  "])
+def test_a_database_of_ones_own_needs_a_secret_key(monkeypatch, key):
+    with pytest.raises(ImproperlyConfigured, match="SECRET_KEY: required"):
+        read(monkeypatch, SECRET_KEY=key, DATABASE_URL="postgresql://u@localhost/x")
 
 
-def test_a_short_secret_key_is_refused():
-    assert "SECRET_KEY" in manage("check", SECRET_KEY="short").stderr
+@pytest.mark.parametrize("key", ["short", " " * 20 + "short" + " " * 20])
+def test_a_short_secret_key_is_refused(monkeypatch, key):
+    with pytest.raises(ImproperlyConfigured, match="SECRET_KEY: at least 32"):
+        read(monkeypatch, SECRET_KEY=key)
+
+
+def test_a_blank_value_is_none(monkeypatch):
+    blank = dict.fromkeys(("DATABASE_URL", "REDIS_URL", "PORT", "ALLOWED_HOSTS", "TIME_ZONE"), "  ")
+    found = read(monkeypatch, SECRET_KEY="k" * 60, **blank)
+    assert (found["DATABASE"]["ENGINE"], found["REDIS_URL"], found["PORT"]) == ("config.embedded", "", 8000)
 
 
 def test_production_settings_are_clean_under_deploy_checks():
