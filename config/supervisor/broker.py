@@ -4,15 +4,18 @@ from datetime import timedelta
 from time import sleep
 from typing import Any
 
+import redis
 import structlog
 from django import db
 from django.utils import timezone
 from django_q.brokers.orm import ORM
 from django_q.brokers.redis_broker import Redis
 from django_q.conf import Conf
+from redis.exceptions import RedisError
 
 log = structlog.get_logger("broker")
-PATIENCE = 1.0  # seconds between two tries while the database is away
+PATIENCE = 1.0  # seconds between two tries while the database or Redis is away
+ANSWER_WITHIN = 2.0  # seconds for Redis to answer; a pop waits one of them for work
 
 # Set by child.py before the cluster forks; a cluster started otherwise has the shared queue only.
 lane = ""
@@ -44,6 +47,15 @@ class LaneORM(ORM):
 
 
 class LaneRedis(Redis):
+    @staticmethod
+    def get_connection(list_key: str | None = None) -> redis.Redis:
+        """One that hangs must not hold up the requests that nudge."""
+        return redis.Redis.from_url(Conf.REDIS, socket_timeout=ANSWER_WITHIN, socket_connect_timeout=ANSWER_WITHIN)
+
     def dequeue(self) -> list[tuple[None, Any]] | None:
-        found = self.connection.blpop([*([f"django_q:{lane}:q"] if lane else []), self.list_key], 1)
+        try:
+            found = self.connection.blpop([*([f"django_q:{lane}:q"] if lane else []), self.list_key], 1)
+        except RedisError as error:
+            log.warning("broker_away", error=str(error))
+            return sleep(PATIENCE)  # type: ignore[func-returns-value]
         return [(None, found[1])] if found else None

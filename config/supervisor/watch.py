@@ -49,7 +49,7 @@ class Watch(threading.Thread):
                 self._look()
             except (db.Error, RedisError) as error:
                 # Nobody can answer without the database, so nobody is blamed for it.
-                log.warning("watch_blind", error=str(error).strip())
+                log.warning("watch_blind", error=" ".join(str(error).split()))
                 db.connection.close()
                 self._forget(None)
             time.sleep(LOOK)

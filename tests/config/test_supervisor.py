@@ -19,6 +19,7 @@ from django_q.models import OrmQ, Schedule
 from django_q.scheduler import scheduler
 from django_q.signing import SignedPackage
 from knox.models import AuthToken
+from redis.exceptions import RedisError
 
 from config.models import Canary
 from config.supervisor import boot, broker, canary, watch
@@ -96,6 +97,20 @@ def test_a_broker_that_is_away_is_one_sentence(settings):
     settings.REDIS_URL = "redis://127.0.0.1:1"
     with pytest.raises(CommandError, match=r"REDIS_URL: the broker cannot be used: .*refused"):
         boot.check_broker()
+
+
+def test_a_redis_that_is_away_is_waited_for_not_died_of(monkeypatch):
+    monkeypatch.setattr(broker.Conf, "REDIS", "redis://127.0.0.1:1")
+    monkeypatch.setattr(broker, "PATIENCE", 0)
+    assert broker.LaneRedis().dequeue() is None
+
+
+def test_a_redis_that_hangs_does_not_hold_up_who_enqueues(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(broker.Conf, "REDIS", f"redis://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(broker, "ANSWER_WITHIN", 0.1)
+        with pytest.raises(RedisError):
+            broker.LaneRedis().enqueue("task")
 
 
 @pytest.fixture
