@@ -19,10 +19,19 @@ from config.observe import PROBER, configure_logging, redact
 from config.supervisor.lines import Lines
 
 
+def away(*_args, **_kwargs):
+    raise OperationalError("connection refused")
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/healthz/"])
 def test_health_needs_no_database(path):
     answer = Client().get(path)
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_health_is_read_only(path):
+    assert Client(enforce_csrf_checks=True).post(path).status_code == 405
 
 
 @pytest.mark.django_db
@@ -32,6 +41,13 @@ def test_ready_needs_a_worker_that_answered_lately():
     assert answer.json()["checks"] == {"database": True, "migrations": True, "worker": False}
     Canary.objects.create(host="a", asked_at=timezone.now(), answered_at=timezone.now())
     assert Client().get("/readyz").status_code == 200
+
+
+@pytest.mark.django_db
+def test_an_open_connection_is_no_sign_of_a_database(monkeypatch):
+    monkeypatch.setattr(CursorWrapper, "execute", away)
+    answer = Client().get("/readyz")
+    assert answer.json()["checks"] == {"database": False, "migrations": False, "worker": False}
 
 
 @pytest.mark.django_db
@@ -144,9 +160,6 @@ def test_the_web_servers_own_lines_are_like_the_others(lines, capsys):
     ],
 )
 def test_with_the_database_away_a_session_is_told_so(monkeypatch, client, path, status):
-    def away(*_args, **_kwargs):
-        raise OperationalError("connection refused")
-
     client.cookies["sessionid"] = "a" * 32
     monkeypatch.setattr(CursorWrapper, "execute", away)
     monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
