@@ -13,6 +13,10 @@ if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     try:
         execute_from_command_line(sys.argv)
+    except KeyboardInterrupt:
+        # What a command has committed stays, and run again it goes on from there.
+        sys.stderr.write("Stopped.\n")
+        sys.exit(130)
     except ImproperlyConfigured as error:
         sys.exit(f"error: {error}")
     except OperationalError as error:
