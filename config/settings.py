@@ -195,14 +195,16 @@ def secret_key() -> str:
         return key
     if DATABASE["ENGINE"] != "config.embedded" and not DEBUG:
         raise ImproperlyConfigured("SECRET_KEY: required when DATABASE_URL is set and DEBUG is off")
+    from config.embedded.keeper import open_private
+
     path = DATA_DIR / "secret-key"
     try:
         DATA_DIR.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             # Several processes may start at once: the first link wins and all read the same key.
             draft = DATA_DIR / f".secret-key.{os.getpid()}"
-            draft.touch(mode=0o600)
-            draft.write_text(secrets.token_urlsafe(60))
+            with open(open_private(draft, os.O_WRONLY), "w") as file:
+                file.write(secrets.token_urlsafe(60))
             try:
                 os.link(draft, path)
             except FileExistsError:

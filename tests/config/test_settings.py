@@ -113,6 +113,15 @@ def test_a_short_secret_key_is_refused(monkeypatch, key):
         read(monkeypatch, SECRET_KEY=key)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root works in other people's directories")
+def test_a_key_that_root_made_in_somebodys_directory_is_theirs(monkeypatch, tmp_path):
+    os.chown(tmp_path, 65534, 65534)
+    key = read(monkeypatch, SECRET_KEY="", DATA_DIR=str(tmp_path))["SECRET_KEY"]
+    kept = tmp_path / "secret-key"
+    assert (kept.read_text(), kept.stat().st_uid, kept.stat().st_mode & 0o777) == (key, 65534, 0o600)
+    assert os.listdir(tmp_path) == ["secret-key"]
+
+
 def test_a_blank_value_is_none(monkeypatch):
     blank = dict.fromkeys(("DATABASE_URL", "REDIS_URL", "PORT", "ALLOWED_HOSTS", "TIME_ZONE"), "  ")
     found = read(monkeypatch, SECRET_KEY="k" * 60, **blank)
