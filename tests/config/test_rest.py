@@ -4,10 +4,12 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.contrib.auth.models import Group, Permission
+from django.conf import settings
+from django.contrib.auth.models import Group, Permission, User
 from django.db import connection, transaction
 from django.db.models import F
 from rest_framework import serializers
+from rest_framework.test import APIClient
 
 from config.models import IdempotencyKey, SweepRun, ThrottleWindow
 from config.rest import Moment
@@ -266,6 +268,18 @@ def test_no_credentials_is_401_before_anything_else(client):
         client.get("/api/v1/guarded/"),
     ):
         assert first_error(response, 401)["code"] == "not_authenticated"
+
+
+def test_staff_use_their_session_and_writes_need_the_token_of_its_forms():
+    staff = User.objects.create_superuser("staff")
+    client = APIClient(enforce_csrf_checks=True)
+    client.force_login(staff, settings.AUTHENTICATION_BACKENDS[-1])
+    assert client.get("/api/v1/groups/").status_code == 200
+    assert first_error(client.post("/api/v1/echo/", {}), 403)["code"] == "permission_denied"
+    client.cookies["csrftoken"] = "c" * 32
+    assert client.post("/api/v1/echo/", {}, headers={"X-CSRFToken": "c" * 32}).status_code == 200
+    User.objects.filter(pk=staff.pk).update(is_active=False)
+    assert client.get("/api/v1/groups/").status_code == 401
 
 
 def test_missing_permission_is_403_before_404_and_400(make_client):
