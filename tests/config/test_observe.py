@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from django.db.migrations.recorder import MigrationRecorder
 from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
@@ -41,6 +42,17 @@ def test_ready_needs_a_worker_that_answered_lately():
     assert answer.json()["checks"] == {"database": True, "migrations": True, "worker": False}
     Canary.objects.create(host="a", asked_at=timezone.now(), answered_at=timezone.now())
     assert Client().get("/readyz").status_code == 200
+
+
+@pytest.mark.django_db
+def test_ready_needs_every_migration_and_asks_little(django_assert_max_num_queries):
+    Canary.objects.create(host="a", asked_at=timezone.now(), answered_at=timezone.now())
+    Client().get("/readyz")
+    with django_assert_max_num_queries(4):
+        assert Client().get("/readyz").json()["checks"]["migrations"]
+    MigrationRecorder.Migration.objects.filter(app="devices").last().delete()
+    answer = Client().get("/readyz")
+    assert answer.json()["checks"] == {"database": True, "migrations": False, "worker": True}
 
 
 @pytest.mark.django_db

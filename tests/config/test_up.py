@@ -64,7 +64,7 @@ class Up:
         return self.errors.read()
 
     def ready(self) -> "Up":
-        until(lambda: "Token" in self.said() or self.process.poll() is not None, 120)
+        until(lambda: "Token" in self.said() or self.process.poll() is not None, 300)
         assert self.process.poll() is None, self.complained()
         return self
 
