@@ -16,10 +16,12 @@ from campaigns.services.explaining import explain
 from config.rest import (
     IdempotentMixin,
     JSONObject,
+    Key,
     Moment,
     StrictModelSerializer,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
     transition_responses,
 )
@@ -44,7 +46,7 @@ class EnrollmentSerializer(StrictModelSerializer):
 
 class PauseSerializer(StrictSerializer):
     resume_at = Moment(required=False, allow_null=True)
-    reason = serializers.CharField(required=False, max_length=200)
+    reason = Text(required=False, max_length=200)
 
 
 class GateSerializer(serializers.Serializer[Any]):
@@ -177,7 +179,7 @@ class References(serializers.Field[Any, Any, Any, Any]):
         return value
 
 
-class OurMessage(serializers.UUIDField):
+class OurMessage(Key):
     """The id of the message, or the Message-ID it went out with."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -188,17 +190,17 @@ class OurMessage(serializers.UUIDField):
 
 
 class IncomingSerializer(StrictSerializer):
-    enrollment_id = serializers.UUIDField(required=False)
+    enrollment_id = Key(required=False)
     message_id = OurMessage(required=False)
-    in_reply_to = serializers.CharField(required=False, max_length=2000)
+    in_reply_to = Text(required=False, max_length=2000)
     references = References(required=False)
     kind = serializers.ChoiceField(choices=Reply.Kind.choices, required=False)
-    text = serializers.CharField(allow_blank=True, max_length=TEXT, trim_whitespace=False, required=False, default="")
-    subject = serializers.CharField(required=False, allow_blank=True, max_length=998)
+    text = Text(allow_blank=True, max_length=TEXT, trim_whitespace=False, required=False, default="")
+    subject = Text(required=False, allow_blank=True, max_length=998)
     headers = JSONObject(required=False)
     received_at = Moment(required=False)
     ooo_until = Moment(required=False)
-    external_id = serializers.CharField(required=False, max_length=255)
+    external_id = Text(required=False, max_length=255)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if not any(attrs.get(name) for name in ("enrollment_id", "message_id", "in_reply_to", "references")):

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib.auth.models import AnonymousUser, User
+from django.db import models
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
@@ -13,7 +14,7 @@ from rest_framework.request import Request
 
 from campaigns.services import sequences
 from config.errors import Invalid
-from config.rest import SEE_ALL_TENANTS
+from config.rest import SEE_ALL_TENANTS, StrictModelSerializer, Text, Whole
 from messaging.models import Application
 
 METHODS = ["get", "post", "patch", "delete", "head", "options"]
@@ -45,8 +46,18 @@ class ApplicationSlug(serializers.SlugRelatedField[Application]):
         super().__init__(slug_field="slug", **{"read_only": True, **kwargs})
 
 
-def integer(**kwargs: Any) -> serializers.IntegerField:
-    return serializers.IntegerField(**{"min_value": 0, "max_value": INTEGER, **kwargs})
+def integer(**kwargs: Any) -> Whole:
+    return Whole(**{"min_value": 0, "max_value": INTEGER, **kwargs})
+
+
+class RowSerializer(StrictModelSerializer):
+    """A row whose texts are JSON strings."""
+
+    serializer_field_mapping = {
+        **StrictModelSerializer.serializer_field_mapping,
+        models.CharField: Text,
+        models.TextField: Text,
+    }
 
 
 def refuse_changes(data: Any, *names: str) -> None:

@@ -11,16 +11,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from campaigns.api.fields import METHODS, ApplicationSlug, application_for, flat_errors, refuse_changes
+from campaigns.api.fields import METHODS, ApplicationSlug, RowSerializer, application_for, flat_errors, refuse_changes
 from campaigns.api.senders import check_zone
 from campaigns.models import Lead
 from campaigns.services import leads
 from config.rest import (
     IdempotentMixin,
     JSONObject,
-    StrictModelSerializer,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
     idempotent,
 )
@@ -29,17 +29,17 @@ from messaging.services.content import address_problem
 BULK = 1000
 
 
-class LeadSerializer(StrictModelSerializer):
+class LeadSerializer(RowSerializer):
     application = ApplicationSlug()
-    email = serializers.CharField(required=False, allow_null=True, max_length=254)
-    phone = serializers.CharField(required=False, allow_null=True, max_length=16)
+    email = Text(required=False, allow_null=True, max_length=254)
+    phone = Text(required=False, allow_null=True, max_length=16)
     company_domain = serializers.RegexField(
         r"^(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z0-9-]{2,63}\Z",
         required=False,
         allow_blank=True,
         max_length=253,
     )
-    time_zone = serializers.CharField(max_length=64, required=False, validators=[check_zone])
+    time_zone = Text(max_length=64, required=False, validators=[check_zone])
     locale = serializers.RegexField(
         r"^[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*\Z", required=False, allow_blank=True, max_length=20
     )
@@ -75,7 +75,7 @@ class LeadSerializer(StrictModelSerializer):
 
 
 class NewLeadSerializer(LeadSerializer):
-    application = serializers.CharField(required=False, max_length=64, write_only=True)  # type: ignore[assignment]
+    application = Text(required=False, max_length=64, write_only=True)  # type: ignore[assignment]
 
 
 class BulkLeadSerializer(LeadSerializer):
@@ -88,7 +88,7 @@ class BulkLeadSerializer(LeadSerializer):
 
 
 class BulkLeadsSerializer(StrictSerializer):
-    application = serializers.CharField(required=False, max_length=64)
+    application = Text(required=False, max_length=64)
     leads = serializers.ListField(child=serializers.JSONField(allow_null=True), min_length=1, max_length=BULK)
 
 

@@ -10,15 +10,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ModelViewSet
 
-from campaigns.api.fields import METHODS, ApplicationSlug, application_for, integer, refuse_changes
+from campaigns.api.fields import METHODS, ApplicationSlug, RowSerializer, application_for, integer, refuse_changes
 from campaigns.models import Sender
 from campaigns.services import senders
 from config.errors import Invalid
 from config.rest import (
     IdempotentMixin,
-    StrictModelSerializer,
+    Key,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
     transition_responses,
 )
@@ -31,7 +32,7 @@ def check_zone(value: str) -> None:
         raise serializers.ValidationError(_("Expected an IANA time zone such as Asia/Seoul."))
 
 
-class SenderSerializer(StrictModelSerializer):
+class SenderSerializer(RowSerializer):
     application = ApplicationSlug()
     daily_limit = integer(allow_null=True, required=False)
     hourly_limit = integer(allow_null=True, required=False)
@@ -40,11 +41,11 @@ class SenderSerializer(StrictModelSerializer):
     ramp_start = integer(allow_null=True, required=False)
     ramp_step = integer(allow_null=True, required=False)
     window_days = serializers.ListField(
-        child=serializers.IntegerField(min_value=1, max_value=7), min_length=1, max_length=7, required=False
+        child=integer(min_value=1, max_value=7), min_length=1, max_length=7, required=False
     )
-    address = serializers.CharField(max_length=254)
+    address = Text(max_length=254)
     last_error = serializers.CharField(read_only=True)
-    time_zone = serializers.CharField(max_length=64, required=False, validators=[check_zone])
+    time_zone = Text(max_length=64, required=False, validators=[check_zone])
 
     class Meta:
         model = Sender
@@ -69,11 +70,11 @@ class SenderSerializer(StrictModelSerializer):
 
 
 class NewSenderSerializer(SenderSerializer):
-    application = serializers.CharField(required=False, max_length=64, write_only=True)  # type: ignore[assignment]
+    application = Text(required=False, max_length=64, write_only=True)  # type: ignore[assignment]
 
 
 class SuccessorSerializer(StrictSerializer):
-    reassign_to = serializers.UUIDField(required=False, allow_null=True)
+    reassign_to = Key(required=False, allow_null=True)
 
 
 class AffectedSequence(serializers.Serializer[Any]):

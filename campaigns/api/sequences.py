@@ -12,7 +12,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ModelViewSet
 
-from campaigns.api.fields import METHODS, ApplicationSlug, application_for, behind_gate, integer, refuse_changes
+from campaigns.api.fields import (
+    METHODS,
+    ApplicationSlug,
+    RowSerializer,
+    application_for,
+    behind_gate,
+    integer,
+    refuse_changes,
+)
 from campaigns.api.steps import StepSerializer
 from campaigns.models import DisplayState, Lead, Sequence, SequenceSender, Step
 from campaigns.services import enrolling, reconciling, sequences, statistics
@@ -20,9 +28,10 @@ from campaigns.services.completion import display_until
 from config.errors import Invalid
 from config.rest import (
     IdempotentMixin,
-    StrictModelSerializer,
+    Key,
     StrictSerializer,
     TenantQuerysetMixin,
+    Text,
     UUIDLookup,
     idempotent,
     transition_responses,
@@ -43,7 +52,7 @@ class CountersSerializer(serializers.Serializer[Any]):
     enrollments = serializers.IntegerField()
 
 
-class SequenceSerializer(StrictModelSerializer):
+class SequenceSerializer(RowSerializer):
     application = ApplicationSlug()
     harvest_days = integer(required=False, min_value=1, max_value=90)
     stale_after_multiplier = integer(required=False, min_value=1, max_value=100)
@@ -76,10 +85,10 @@ class SequenceSerializer(StrictModelSerializer):
         return serializers.DateTimeField().to_representation(until) if until else None
 
 
-class ChangeSequenceSerializer(StrictModelSerializer):
+class ChangeSequenceSerializer(RowSerializer):
     harvest_days = integer(required=False, min_value=1, max_value=90)
     stale_after_multiplier = integer(required=False, min_value=1, max_value=100)
-    sender_ids = serializers.ListField(child=serializers.UUIDField(), required=False, max_length=MANY)
+    sender_ids = serializers.ListField(child=Key(), required=False, max_length=MANY)
 
     class Meta:
         model = Sequence
@@ -87,7 +96,7 @@ class ChangeSequenceSerializer(StrictModelSerializer):
 
 
 class NewSequenceSerializer(ChangeSequenceSerializer):
-    application = serializers.CharField(required=False, max_length=64)
+    application = Text(required=False, max_length=64)
     steps = StepSerializer(many=True, required=False)
 
     class Meta(ChangeSequenceSerializer.Meta):
@@ -95,11 +104,11 @@ class NewSequenceSerializer(ChangeSequenceSerializer):
 
 
 class CloneSerializer(StrictSerializer):
-    name = serializers.CharField(required=False, max_length=200)
+    name = Text(required=False, max_length=200)
 
 
 class EnrollSerializer(StrictSerializer):
-    lead_ids = serializers.ListField(child=serializers.UUIDField(), min_length=1, max_length=MANY)
+    lead_ids = serializers.ListField(child=Key(), min_length=1, max_length=MANY)
 
 
 class EnrolledSerializer(serializers.Serializer[Any]):
@@ -151,8 +160,8 @@ class StatsSerializer(serializers.Serializer[Any]):
 
 
 class TestSendSerializer(StrictSerializer):
-    lead_id = serializers.UUIDField()
-    step_id = serializers.UUIDField(required=False)
+    lead_id = Key()
+    step_id = Key(required=False)
 
 
 class TestSentSerializer(serializers.Serializer[Any]):

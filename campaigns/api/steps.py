@@ -2,15 +2,14 @@ from typing import Any
 
 from django.http import Http404
 from django.utils import timezone
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ModelViewSet
 
-from campaigns.api.fields import METHODS, behind_gate, integer
+from campaigns.api.fields import METHODS, RowSerializer, behind_gate, integer
 from campaigns.models import Sequence, Step
 from campaigns.services import sequences
-from config.rest import IdempotentMixin, StrictModelSerializer, TenantQuerysetMixin, UUIDLookup
+from config.rest import IdempotentMixin, TenantQuerysetMixin, Text, UUIDLookup
 from config.rest.access import is_uuid
 from locks.api.gate import gate_headers, gated
 
@@ -18,10 +17,10 @@ BODY = 100_000
 LONGEST_DELAY = 366 * 86400
 
 
-class StepSerializer(StrictModelSerializer):
+class StepSerializer(RowSerializer):
     position = integer(required=False, min_value=1, max_value=1000)
     delay_seconds = integer(required=False, max_value=LONGEST_DELAY)
-    body = serializers.CharField(required=False, allow_blank=True, max_length=BODY, trim_whitespace=False)
+    body = Text(required=False, allow_blank=True, max_length=BODY, trim_whitespace=False)
 
     class Meta:
         model = Step

@@ -1,17 +1,18 @@
 """Why a lead has not been written to: the gates in the order they are passed, each with the value that decides."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from campaigns.models import Enrollment, Execution, Sender
 from campaigns.services.enrolling import suppressed_leads
-from campaigns.services.sending import FURTHEST, usage
+from campaigns.services.sending import usage
 from campaigns.services.texts import missing
-from campaigns.services.windows import Allowance, allowance, opening, pace, slots, spaced
+from campaigns.services.windows import FURTHEST, Allowance, allowance, opening, pace, slots, spaced, turn_at
 from messaging.models import Subscription
 
 ORDER = [
@@ -150,10 +151,11 @@ def _eta_gate(execution: Execution | None, eta: datetime | None, now: datetime) 
 
 
 def _ahead(execution: Execution, enrollment: Enrollment, now: datetime) -> int:
-    """Due rows of the same sender that are older; of the same age the lower id, as the claim takes them."""
-    due = execution.effective_due_at
-    older = Execution.objects.due(min(due, now)).filter(enrollment__sender=enrollment.sender_id)
-    return older.exclude(effective_due=due, pk__gte=execution.pk).count()
+    """Rows of the same sender that are due and older, or deferred to the same moment and planned before it."""
+    due, planned = execution.effective_due_at, execution.scheduled_at
+    rows = Execution.objects.due(max(due, now)).filter(enrollment__sender=enrollment.sender_id)
+    first = Q(scheduled_at__lt=planned) | Q(scheduled_at=planned, pk__lt=execution.pk)
+    return rows.filter(Q(effective_due__lt=due, effective_due__lte=now) | Q(first, effective_due=due)).count()
 
 
 def _eta(
@@ -168,11 +170,13 @@ def _eta(
     if enrollment.status == "paused" and enrollment.resume_at is None:
         return None
     at = max(now, execution.effective_due_at, enrollment.resume_at or now)
-    if allowed is not None and allowed.left is not None and ahead >= allowed.left and at < allowed.again_at:
-        at = allowed.again_at
+    turn = turn_at(allowed, at, ahead) if allowed else at
+    if turn is None:
+        return None
     if spaced(sender):
-        at = next(slots(sender, at, allowed.last_at if allowed else None)) + min(ahead * pace(sender), FURTHEST)
-    return opening(sender, enrollment.lead.time_zone, at)
+        waits = min(ahead * pace(sender), FURTHEST) if turn == at else timedelta()
+        turn = next(slots(sender, turn, allowed.last_at if allowed else None)) + waits
+    return opening(sender, enrollment.lead.time_zone, turn)
 
 
 def _told(at: datetime | None) -> str:

@@ -1,6 +1,5 @@
 """How long what is overdue has to wait behind the senders' limits."""
 
-import math
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -8,7 +7,7 @@ from django.db.models import Count
 
 from campaigns.models import Execution, Sender
 from campaigns.services.sending import usage
-from campaigns.services.windows import DAY, HOUR, TICK, Allowance, allowance
+from campaigns.services.windows import TICK, Allowance, allowance, turn_at
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,5 @@ def forecast(now: datetime, most: int = 5) -> list[Forecast]:
 def _of(sender: Sender, waiting: int, allowed: Allowance, now: datetime) -> Forecast:
     limits = [limit for limit in (allowed.daily, allowed.hourly and allowed.hourly * 24) if limit is not None]
     a_day = min(limits) if limits else None
-    if not sender.healthy or a_day == 0:
-        return Forecast(sender, waiting, a_day, None)
-    if a_day is None or allowed.left is None or waiting <= allowed.left:
-        return Forecast(sender, waiting, a_day, now + TICK)
-    hourly = allowed.hourly is not None and a_day == allowed.hourly * 24
-    period, each = (HOUR, allowed.hourly or 1) if hourly else (DAY, a_day)
-    rounds = math.ceil((waiting - allowed.left) / each)
-    return Forecast(sender, waiting, a_day, allowed.again_at + (rounds - 1) * period)
+    last = turn_at(allowed, now, waiting - 1) if sender.healthy else None
+    return Forecast(sender, waiting, a_day, last and max(last, now + TICK))

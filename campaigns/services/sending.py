@@ -23,6 +23,7 @@ from campaigns.services.leads import look_again
 from campaigns.services.rows import Ledger, grouped, lock_sequences, skip_and_stop
 from campaigns.services.windows import (
     EARLY,
+    FURTHEST,
     TICK,
     Allowance,
     allowance,
@@ -52,8 +53,6 @@ BARRED = {"suppressed", "unsubscribed", "not_sendable", "no_consent"}
 # Not the step's fault and not for good: it waits.
 LATER = {"quota_exceeded", "channel_not_configured", "application_inactive"}
 PATIENCE = timedelta(hours=1)
-# Behind absurd gaps (rows written by hand) nobody waits beyond what a date can say.
-FURTHEST = timedelta(days=365)
 Usage = tuple[int, int, datetime | None]
 # What may become of a due step that had its turn.
 TAKEN = ("claimed", "parked", "barred", "later", "broken")
@@ -122,7 +121,7 @@ def take_turn(sender: Sender, used: Usage, now: datetime) -> Turn:
         ahead = takewhile(lambda at: at < now + TICK, slots(sender, now, turn.allowance.last_at))
         turn.moments = [at for at, _place in zip(ahead, range(most), strict=False)]
         # Before its gap has passed a sender claims nothing, however soon that will be.
-        if turn.moments and turn.moments[0] > now + EARLY:
+        if turn.moments and turn.moments[0] >= now + EARLY:
             turn.moments = []
     else:
         turn.moments = [now] * most

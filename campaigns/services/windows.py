@@ -12,10 +12,12 @@ from campaigns.models import Sender
 from campaigns.models.senders import EVERY_DAY
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
+# Behind absurd gaps and queues nobody waits beyond what a date can say.
+FURTHEST = timedelta(days=365)
 # A tick hands out the slots until the next one.
 TICK = timedelta(minutes=1)
-# Ticks come a little early or late; a slot missed by that little would cost its sender a whole tick.
-EARLY = timedelta(seconds=5)
+# Ticks come a little early or late; a slot missed by less than that would cost its sender a whole tick.
+EARLY = timedelta(seconds=1)
 
 
 @lru_cache(maxsize=1024)
@@ -109,6 +111,22 @@ def allowance(
     # What is left after this tick is sent decides which limit renews first.
     again_at = when.day_end if left is not None and left == left_today else when.hour_end
     return Allowance(left, again_at, used_today, used_this_hour, daily, hourly, last_at)
+
+
+def turn_at(allowed: Allowance, at: datetime, ahead: int) -> datetime | None:
+    """When the one behind `ahead` others may go, from `at` on, as the limits renew; None where they let nobody go."""
+    if allowed.left is None:
+        return at
+    by_the_hour = allowed.hourly is not None and (allowed.daily is None or allowed.hourly * 24 <= allowed.daily)
+    period, each = (HOUR, allowed.hourly or 0) if by_the_hour else (DAY, allowed.daily or 0)
+    renewed = at >= allowed.again_at
+    left = each if renewed else allowed.left
+    if ahead < left:
+        return at
+    if not each:
+        return None
+    behind = (at - allowed.again_at) // period + 1 if renewed else 0
+    return allowed.again_at + min((behind + (ahead - left) // each) * period, FURTHEST)
 
 
 def slots(sender: Sender, now: datetime, last_at: datetime | None) -> Iterator[datetime]:

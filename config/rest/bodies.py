@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import IO, Any, NoReturn
+from uuid import UUID
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
@@ -139,6 +140,15 @@ class Text(serializers.CharField):
         if not isinstance(data, str):
             self.fail("invalid")
         return str(super().to_internal_value(data))
+
+
+class Key(serializers.UUIDField):
+    """A UUID in a JSON string: a number is not taken for the 128 bits of one."""
+
+    def to_internal_value(self, data: Any) -> UUID:
+        if not isinstance(data, str):
+            self.fail("invalid", value=data)
+        return UUID(str(super().to_internal_value(data)))
 
 
 class Whole(serializers.IntegerField):

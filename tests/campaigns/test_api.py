@@ -87,6 +87,11 @@ class TestSequences:
             ({"name": "x", "steps": [step(delay_seconds=-1)]}, "steps.0.delay_seconds"),
             ({"name": "x", "steps": [step(), step(body="{{ a b }}")]}, "steps.1.body"),
             ({"name": "a\x00b"}, "name"),
+            ({"name": 5}, "name"),
+            ({"name": "x", "harvest_days": "3"}, "harvest_days"),
+            ({"name": "x", "sender_ids": [1]}, "sender_ids.0"),
+            ({"name": "x", "steps": [step(body=1)]}, "steps.0.body"),
+            ({"name": "x", "steps": [step(delay_seconds="1")]}, "steps.0.delay_seconds"),
         ],
     )
     def test_bad_bodies_are_400_and_write_nothing(self, manager, body, attr):
@@ -300,7 +305,7 @@ class TestEnroll:
         assert manager.get(f"{API}/step-executions/").json()["results"][0]["status"] == "pending"
         assert manager.get(url(made)).json()["status"] == "active"
 
-    @pytest.mark.parametrize("ids", [[], [UNKNOWN] * 1001, ["x"], "x", None])
+    @pytest.mark.parametrize("ids", [[], [UNKNOWN] * 1001, ["x"], [1], "x", None])
     def test_bad_lists_are_400(self, manager, made, ids):
         assert manager.post(url(made, "enroll/"), {"lead_ids": ids}).status_code == 400
 
@@ -325,6 +330,7 @@ class TestLeads:
             ({"name": "x"}, "email"),
             ({"email": "nonsense"}, "email"),
             ({"phone": "010-1234-5678"}, "phone"),
+            ({"email": "a@example.com", "name": 5}, "name"),
             ({"email": "a@example.com", "time_zone": "Mars/Base"}, "time_zone"),
             ({"email": "a@example.com", "attributes": []}, "attributes"),
             ({"email": "a@example.com", "id": "x"}, "id"),

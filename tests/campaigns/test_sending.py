@@ -8,6 +8,7 @@ import pytest
 from campaigns.models import Enrollment, Execution, Lead, Sender, Step
 from campaigns.services import sending, windows
 from campaigns.services.enrolling import enroll_leads, reenroll_failed
+from campaigns.services.explaining import explain
 from campaigns.services.leads import change_lead, create_lead
 from config import sweeping
 from config.models import Decision
@@ -182,6 +183,16 @@ class TestAllowance:
         assert not Execution.objects.filter(status="skipped").exists()
         assert Execution.objects.filter(status="processing").count() == 29
 
+    def test_explain_reckons_with_every_renewal_until_a_deferred_row_has_its_turn(self, sweep):
+        rows = many(SequenceFactory(), 25, due=lambda n: NOW - (25 - n) * MINUTE, sender=SenderFactory(daily_limit=10))
+        sweep("send_due_steps", NOW)
+        told = [explain(fresh(rows[n]).enrollment, NOW + HOUR) for n in (10, 19, 20, 24)]
+        assert [said.gates[6].value for said in told] == [1, 10, 11, 15]
+        midnight = NOW.replace(hour=0) + DAY
+        assert [said.eta for said in told] == [midnight, midnight, midnight + DAY, midnight + DAY]
+        Sender.objects.update(daily_limit=0)
+        assert explain(fresh(rows[24]).enrollment, NOW + HOUR).eta is None
+
     def test_without_limits_everything_goes(self, sweep):
         many(SequenceFactory(), 30, due=lambda n: NOW, sender=SenderFactory())
         assert sweep("send_due_steps", NOW) == {"claimed": 30}
@@ -201,7 +212,8 @@ class TestAllowance:
         assert sorted(slot_times()) == [NOW, NOW + timedelta(seconds=30)]
         assert sweep("send_due_steps", NOW + timedelta(seconds=3)) == {}
         # The tick may come a little early; the message keeps its slot.
-        assert sweep("send_due_steps", NOW + timedelta(seconds=58)) == {"claimed": 2}
+        assert sweep("send_due_steps", NOW + timedelta(seconds=59)) == {}
+        assert sweep("send_due_steps", NOW + timedelta(seconds=59.1)) == {"claimed": 2}
         assert {b - a for a, b in zip(sorted(slot_times()), sorted(slot_times())[1:], strict=False)} == {
             timedelta(seconds=30)
         }
