@@ -1,7 +1,7 @@
 """What kind of reply it is, from what machines write into headers and subjects; never from what a body mentions."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from campaigns.services.absence import own_words
@@ -11,7 +11,7 @@ ABSENT = re.compile(
     r"|away from (?:the |my )?(?:office|desk)|\b(?:i['’]?m|i am|currently) away|\baway (?:until|till)"
     r"|on (?:vacation|(?:[a-z]+ )?leave|holiday)|annual leave|absen(?:t|ce)"
     r"|(?:vacation|holiday) (?:reply|respon\w+|notice|message)"
-    r"|부재|자동\s?(?:응답|회신|답장|답변)|휴가|연차|휴무|(?:출장|외근)\s?중",
+    r"|부재|자동\s?(?:응답|회신|답장|답변)|휴가(?![철지])|연차|휴무|(?:출장|외근)\s?중",
     re.IGNORECASE,
 )
 UNDELIVERED = re.compile(
@@ -22,8 +22,8 @@ UNDELIVERED = re.compile(
 DAEMON = re.compile(r"(?:mailer-daemon|postmaster)@", re.IGNORECASE)
 # What only a mail system writes, when the headers did not come along.
 RETURNED = re.compile(
-    r"^\s*(?:undelivered mail returned to sender|delivery status notification \(failure\)"
-    r"|mail delivery failed: returning message)",
+    r"^\s*(?:undelivered mail returned to sender|delivery status notification \(failure\)|undeliverable:|returned mail:"
+    r"|failure notice\s*$|mail delivery failed: returning message)",
     re.IGNORECASE,
 )
 RECIPIENT = re.compile(r"^[ \t]*final-recipient:", re.IGNORECASE | re.MULTILINE)
@@ -31,21 +31,32 @@ FAILED = re.compile(r"^[ \t]*action:[ \t]*failed", re.IGNORECASE | re.MULTILINE)
 NOT_FINAL = re.compile(r"^[ \t]*action:[ \t]*(?:delayed|relayed|delivered|expanded)", re.IGNORECASE | re.MULTILINE)
 # The whole message, and nothing else: who says more is a person with something to say.
 WISHES_TO_LEAVE = re.compile(
-    r"\W*(?:(?:please\W+)?(?:unsubscribe|remove)(?:\W+me)?(?:\W+please)?|opt[\s-]?out"
-    r"|(?:수신\s?거부|구독\s?취소)(?:\s?(?:합니다|해\s?주세요|부탁드립니다|요청(?:합니다|드립니다)?))?)\W*",
+    r"\W*(?:(?:please\W+)?(?:(?:unsubscribe|remove)(?:\W+me)?|take\W+me\W+off)"
+    r"(?:\W+(?:from|off)?\W*(?:this|the|your)\W+(?:mailing\W+)?list)?(?:\W+please)?|opt[\s-]?out"
+    r"|(?:수신\s?거부|구독\s?취소)(?:\s?(?:합니다|해\s?주세요|부탁드립니다|요청(?:합니다|드립니다)?))?"
+    r"|(?:메일\s?)?(?:그만|더\s?이상)\s?보내지?\s?(?:마세요|말아\s?주세요|주세요))\W*",
     re.IGNORECASE,
 )
 
 
-def classify(subject: str, text: str, headers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(kind, evidence)."""
+# What a phone or a mail program puts below what its owner wrote.
+SIGNATURE = re.compile(r"^(?:-- ?$|sent from (?:my|outlook)\b|나의 \S+에서 보냄)", re.IGNORECASE | re.MULTILINE)
+
+
+def classify(
+    subject: str, text: str, headers: Mapping[str, Any], ours: Iterable[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """(kind, evidence). `ours` are the subjects we wrote: an answer repeats them, and they are not its own words."""
     found = {str(name).lower(): _first(value) for name, value in headers.items()}
+    for title in ours:
+        subject = re.sub(re.escape(title), "", subject, flags=re.IGNORECASE) if title else subject
     if reason := _bounce(subject, text, found):
         # The carrier still tries, or tells of success: no failure, but no person's word either.
         return ("ooo" if NOT_FINAL.search(text) else "bounce"), reason
     if reason := _automatic(subject, found):
         return "ooo", reason
-    if WISHES_TO_LEAVE.fullmatch(own_words(text).strip() or subject):
+    said = SIGNATURE.split(own_words(text), maxsplit=1)[0].strip()
+    if WISHES_TO_LEAVE.fullmatch(said or subject):
         return "unsubscribe", {"rule": "asks_to_be_left_alone"}
     return "human", {"rule": "no_sign_of_a_machine"}
 
@@ -72,6 +83,9 @@ def _bounce(subject: str, text: str, headers: Mapping[str, str]) -> dict[str, An
 
 
 def _automatic(subject: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """The sign of a program: an absence told, or a message seen."""
+    if "multipart/report" in headers.get("content-type", "").lower():
+        return {"rule": "automatic", "header": "Content-Type"}
     submitted = headers.get("auto-submitted", "").strip().lower()
     if submitted and not submitted.startswith("no"):
         return {"rule": "automatic", "header": "Auto-Submitted", "value": submitted[:100]}

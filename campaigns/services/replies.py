@@ -19,6 +19,7 @@ from campaigns.services.rows import Ledger, Moved
 from campaigns.services.windows import zone
 from config.decisions import decide
 from config.errors import Invalid, Missing
+from messaging.models import Message
 from messaging.services import cancel_messages, suppress
 
 AHEAD = timedelta(minutes=5)
@@ -103,7 +104,7 @@ def find_earlier(incoming: Incoming, row: Enrollment, now: datetime) -> Reply | 
 def _store(incoming: Incoming, row: Enrollment, now: datetime) -> Reply:
     kind, evidence = incoming.kind, {"rule": "given"}
     if kind is None:
-        kind, evidence = classify(incoming.subject, incoming.text, incoming.headers)
+        kind, evidence = classify(incoming.subject, incoming.text, incoming.headers, _our_subjects(row))
         if kind == "human" and incoming.ooo_until is not None:
             kind, evidence = "ooo", {"rule": "return_given"}
     received_at = incoming.received_at or now
@@ -121,6 +122,11 @@ def _store(incoming: Incoming, row: Enrollment, now: datetime) -> Reply:
         ooo_until=until,
         external_id=incoming.external_id,
     )
+
+
+def _our_subjects(row: Enrollment) -> set[str]:
+    messages = row.executions.filter(message__isnull=False).values("message_id")
+    return set(Message.objects.filter(pk__in=messages).values_list("title", flat=True))
 
 
 def _absence(incoming: Incoming, row: Enrollment, received_at: datetime) -> Absence:

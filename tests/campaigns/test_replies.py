@@ -170,6 +170,9 @@ def test_without_a_date_that_makes_sense_a_week(text):
         ("Re: Hello", {"Auto-Submitted": ["auto-replied"]}, "ooo"),
         ("Re: Hello", {"Auto-Submitted": ["no"]}, "human"),
         ("Re: is your mail delivery failing?", {}, "human"),
+        ("Undeliverable: Hello", {}, "bounce"),
+        ("Re: 휴가철 문의", {}, "human"),
+        ("Read: Hello", {"Content-Type": "multipart/report; report-type=disposition-notification"}, "ooo"),
     ],
 )
 def test_kinds_are_read_from_headers_and_subject(subject, headers, kind):
@@ -180,6 +183,9 @@ def test_kinds_are_read_from_headers_and_subject(subject, headers, kind):
     ("text", "kind"),
     [
         ("Unsubscribe.", "unsubscribe"),
+        ("Please take me off your mailing list.", "unsubscribe"),
+        ("Unsubscribe please\n\nSent from my iPhone", "unsubscribe"),
+        ("메일 그만 보내주세요.", "unsubscribe"),
         ("수신거부\n> 안녕하세요", "unsubscribe"),
         ("Remove me please\nOn Mon, 2 Mar 2026 Shop <me@shop.example> wrote:\n> Hi", "unsubscribe"),
         ("Do not stop, how do I unsubscribe from the other list?", "human"),
@@ -334,6 +340,15 @@ def test_a_bounce_suppresses_the_address_that_was_written_to(sweep, deliver, nam
 
 
 class TestOutOfOffice:
+    def test_the_words_of_our_own_subject_do_not_make_an_answer_an_absence(self, sweep):
+        row = work(sender=SenderFactory())
+        row.step.subject = "여름 휴가 특가"
+        row.step.save()
+        sweep("send_due_steps", NOW)
+        told = {"enrollment_id": row.enrollment_id, "text": "얼마인가요?"}
+        assert reply(subject="자동응답: 여름 휴가 특가", external_id="1", **told)[0].kind == "ooo"
+        assert reply(subject="Re: 여름 휴가 특가", external_id="2", **told)[0].kind == "human"
+
     def test_pauses_until_the_date_and_resumes_by_itself(self, sweep):
         row = work(due=NOW + 2 * DAY)
         reply(enrollment_id=row.enrollment_id, kind="ooo", text="back on 10 March")
