@@ -169,12 +169,17 @@ def schedule(plans: list[tuple[Enrollment, Step, datetime]], now: datetime) -> l
     """Create the execution of `step` for each enrollment, counted from a moment, inside the window of its sender."""
     if not plans:
         return []
-    known = {pk for enrollment, _step, _at in plans for pk in _sticky(enrollment).values()}
+    known = {
+        pk for enrollment, _step, _at in plans for pk in (*_sticky(enrollment).values(), enrollment.sender_id) if pk
+    }
     senders = {str(sender.pk): sender for sender in Sender.objects.filter(pk__in=known)}
     pools: Pools | None = None
     created = []
     for enrollment, step, start in plans:
-        chosen = _sticky(enrollment).get(step.channel)
+        current = senders.get(str(enrollment.sender_id))
+        # A row written by hand names its present sender only: the same one goes on.
+        written = str(current.pk) if current and current.channel == step.channel else None
+        chosen = _sticky(enrollment).get(step.channel) or written
         if chosen is None:
             pools = pools or Pools({enrollment.sequence_id for enrollment, _step, _at in plans})
             picked = pools.pick(enrollment.sequence_id, step.channel)

@@ -469,6 +469,17 @@ class TestResults:
         assert Execution.objects.get().status == "sent"
         assert fresh(enrollment).status == "stopped"
 
+    def test_the_sender_of_a_row_written_by_hand_goes_on(self, sweep, deliver):
+        sequence = running("email", "email", senders=2)
+        for sender in sequence.senders.all():
+            row = work(sequence, sender=sender)
+            work(sender=sender, due=NOW + DAY)  # the other one is always less busy
+            sweep("send_due_steps", NOW)
+            deliver(NOW)
+            sweep("follow_message_results", NOW)
+            assert row.enrollment.executions.count() == 2
+            assert fresh(row.enrollment).sender_id == sender.pk
+
     def test_each_channel_has_its_sticky_sender(self, sweep, deliver, lead_of):
         sequence = running("email", "sms", "email", senders=2)
         pool(sequence, SenderFactory(channel="sms", address="+821000000000"))
