@@ -169,7 +169,11 @@ def _eta(
         return None
     if enrollment.status == "paused" and enrollment.resume_at is None:
         return None
-    at = max(now, execution.effective_due_at, enrollment.resume_at or now)
+    at = max(now, execution.effective_due_at)
+    if enrollment.resume_at is not None:
+        # The automatic resume moves what waits by the length of the pause.
+        paused_for = enrollment.resume_at - (enrollment.paused_at or enrollment.resume_at)
+        at = max(now, enrollment.resume_at, execution.effective_due_at + paused_for)
     turn = turn_at(allowed, at, ahead) if allowed else at
     if turn is None:
         return None

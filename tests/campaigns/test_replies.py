@@ -9,6 +9,7 @@ from campaigns.models import Enrollment, Execution, Lead, Reply
 from campaigns.services.absence import read_absence
 from campaigns.services.classifying import classify
 from campaigns.services.enrollments import pause_enrollment, resume_enrollment, stop_enrollment
+from campaigns.services.explaining import explain
 from campaigns.services.replies import Incoming, record_reply
 from config.errors import Invalid, Missing
 from config.models import Decision
@@ -360,6 +361,14 @@ class TestOutOfOffice:
         active = fresh(row.enrollment)
         assert (active.status, active.resume_at) == ("active", None)
         assert fresh(row).scheduled_at == NOW + 2 * DAY + (at - NOW)
+
+    @pytest.mark.parametrize("due", [NOW - HOUR, NOW + 2 * DAY])
+    def test_explain_tells_the_moment_to_which_the_resume_moves_the_step(self, sweep, due):
+        row = work(sender=SenderFactory(), due=due)
+        reply(enrollment_id=row.enrollment_id, kind="ooo", ooo_until=NOW + 7 * DAY)
+        told = explain(fresh(row.enrollment), NOW + HOUR).eta
+        sweep("resume_paused_enrollments", NOW + 7 * DAY)
+        assert told == fresh(row).scheduled_at == max(NOW + 7 * DAY, due + 7 * DAY)
 
     def test_what_was_due_during_a_long_absence_is_not_stale_afterwards(self, sweep):
         row = work(sender=SenderFactory(), due=NOW)
