@@ -137,7 +137,8 @@ def _queue_gate(execution: Execution | None, allowed: Allowance | None, ahead: i
         return Gate("queue_position", True, None)
     if execution.status == "processing":
         return Gate("queue_position", True, 0, _("Handed over to messaging."))
-    fits = allowed is None or allowed.left is None or ahead < max(allowed.left, 1)
+    due = execution.effective_due_at <= now
+    fits = not due or allowed is None or allowed.left is None or ahead < max(allowed.left, 1)
     return Gate("queue_position", fits, ahead + 1, _("%(count)s are due before it.") % {"count": ahead})
 
 

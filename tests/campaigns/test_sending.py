@@ -193,6 +193,11 @@ class TestAllowance:
         Sender.objects.update(daily_limit=0)
         assert explain(fresh(rows[24]).enrollment, NOW + HOUR).eta is None
 
+    def test_nobody_queues_before_the_step_is_due(self):
+        rows = many(SequenceFactory(), 3, due=lambda n: NOW + DAY, sender=SenderFactory(daily_limit=1))
+        assert [explain(row.enrollment, NOW).decides for row in rows] == ["eta"] * 3
+        assert [explain(row.enrollment, NOW + DAY).decides for row in rows] == [None, *["queue_position"] * 2]
+
     def test_without_limits_everything_goes(self, sweep):
         many(SequenceFactory(), 30, due=lambda n: NOW, sender=SenderFactory())
         assert sweep("send_due_steps", NOW) == {"claimed": 30}
