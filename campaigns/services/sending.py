@@ -422,5 +422,6 @@ def due_of(sender_id: UUID, now: datetime) -> Any:
 
 
 def pending_sequences(now: datetime) -> Any:
-    """Sequences with due steps to suppressed people."""
-    return Sequence.objects.filter(pk__in=Execution.objects.due(now).to_suppressed().values("enrollment__sequence_id"))
+    """Sequences with due steps to suppressed people. DISTINCT, or every step of every sequence would be looked at."""
+    suppressed = Execution.objects.due(now).to_suppressed()
+    return Sequence.objects.filter(pk__in=suppressed.values("enrollment__sequence_id").distinct())
