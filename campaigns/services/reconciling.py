@@ -193,7 +193,10 @@ RULES = [
         "stranded", lambda now: _with_executions(Execution.objects.stranded(now).actionable(now)), resolve_stranded, 20
     ),
     Rule(
-        "idle", lambda now: _reconcilable(pk__in=Enrollment.objects.idle().order_by().values("sequence_id")), end_idle
+        "idle",
+        lambda now: _reconcilable(pk__in=Enrollment.objects.idle().order_by().values("sequence_id")),
+        end_idle,
+        50,
     ),
     Rule("reverse", lambda now: Sequence.objects.contradictory(), reverse, 50),
     Rule("forward", lambda now: Sequence.objects.completable(now), forward),

@@ -3,13 +3,12 @@
 import math
 import unicodedata
 from typing import Any, ClassVar
-from uuid import UUID
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 
-from config.rest import Flag, StrictSerializer, Text, Whole
+from config.rest import Flag, Key, StrictSerializer, Text, Whole
 from locks.api.gate import BIGINT, LockedSerializer
 from locks.models import NAME, REASON, RESOURCE, TYPE, Branch, BranchLock, LockEvent, LockType, Scope
 
@@ -31,15 +30,6 @@ class Number(serializers.FloatField):
         if not math.isfinite(number):
             self.fail("invalid")
         return number
-
-
-class LockId(serializers.UUIDField):
-    """In a JSON string: a number is not taken for the 128 bits of one."""
-
-    def to_internal_value(self, data: Any) -> UUID:
-        if not isinstance(data, str):
-            self.fail("invalid", value=data)
-        return UUID(str(super().to_internal_value(data)))
 
 
 class Fence(Whole):
@@ -233,7 +223,7 @@ class LockHealthSummarySerializer(serializers.Serializer[Any]):
 
 class ForceUnlockSerializer(StrictSerializer):
     branch_name = BranchName(required=False)
-    lock_ids = serializers.ListField(child=LockId(), required=False, min_length=1, max_length=1000)
+    lock_ids = serializers.ListField(child=Key(), required=False, min_length=1, max_length=1000)
     reason = reason()
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -291,7 +281,7 @@ class StartedIndexingSerializer(serializers.Serializer[Any]):
 
 
 class HeldLockSerializer(StrictSerializer):
-    lock_id = LockId()
+    lock_id = Key()
     fence = Fence()
 
 
@@ -315,7 +305,7 @@ class CheckWriteSerializer(StrictSerializer):
     branch_name = BranchName()
     resource_type = text(TYPE, required=False, allow_null=True)
     resource_id = text(RESOURCE, required=False, allow_null=True)
-    lock_id = LockId(required=False, allow_null=True)
+    lock_id = Key(required=False, allow_null=True)
     fence = Fence(required=False, allow_null=True)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:

@@ -163,6 +163,12 @@ class MessageAdmin(ReadOnlyAdmin):
         "unknown": "warning",
         "cancelled": "",
     }
+    rule_words = {
+        "expire_unsent": _("It was not accepted within 24 h."),
+        "time_out_receipt": _("It was accepted, but nobody said within 72 h that it had arrived."),
+        "expire_received": _("Nothing followed within 30 d of its arrival; its content was deleted."),
+        "archive_failed": _("It failed 90 d ago; its content was deleted."),
+    }
     list_display = ("at", "state", "channel_type", "recipient", "subject", "shown_campaign", "application")
     list_display_links = ("at",)
     list_select_related = ("application", "subscription")

@@ -20,6 +20,7 @@ from rest_framework.viewsets import GenericViewSet
 from config.rest import (
     SEE_ALL_TENANTS,
     JSONObject,
+    Key,
     Moment,
     StrictSerializer,
     TenantQuerysetMixin,
@@ -138,14 +139,14 @@ class MessageDetailSerializer(MessageSerializer):
 
 
 class MessageCreateSerializer(StrictSerializer):
-    subscription_id = serializers.UUIDField(required=False, allow_null=True)
+    subscription_id = Key(required=False, allow_null=True)
     user_id = Text(required=False, allow_null=True, max_length=255)
     channel = serializers.ChoiceField(choices=Channel.choices, required=False, allow_null=True)
     application = Text(required=False, max_length=64)
     title = Text(required=False, allow_blank=True, allow_null=True, max_length=1000, trim_whitespace=False)
     body = Text(required=False, allow_blank=True, allow_null=True, max_length=500_000, trim_whitespace=False)
     data = JSONObject(required=False, allow_null=True)  # type: ignore[assignment]
-    template_id = serializers.UUIDField(required=False, allow_null=True)
+    template_id = Key(required=False, allow_null=True)
     variables = JSONObject(required=False, allow_null=True)
     kind = serializers.ChoiceField(choices=Kind.choices, required=False)
     campaign = Text(required=False, allow_blank=True, allow_null=True, max_length=255)
