@@ -120,7 +120,11 @@ def _compare(subscription: Subscription) -> tuple[float, float, float]:
 
 
 def _ours() -> None:
-    dispatch(timezone.now, lambda: True)
+    dispatch(timezone.now, lambda: True, _raised)
+
+
+def _raised(_lane: str, error: Exception) -> None:
+    raise error
 
 
 def _floor() -> None:

@@ -11,7 +11,7 @@ def dispatch_due_messages(sweep: Sweep) -> None:
         types = [lane.subscription_type for lane in lanes()]
         sweep.counts["due"] += Message.objects.due(sweep.now).filter(subscription_type__in=types).count()
         return
-    sweep.counts.update(dispatch(sweep.clock, sweep.has_time))
+    sweep.counts.update(dispatch(sweep.clock, sweep.has_time, sweep.fail))
     if not sweep.has_time() and Message.objects.due(sweep.clock()).exists():
         nudge(DISPATCH)
 

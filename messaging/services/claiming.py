@@ -240,10 +240,14 @@ def _prepare_emails(batch: Batch) -> None:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """A cursor hands jsonb over as text; something other than an object, written by SQL, must stop nobody."""
+    """A cursor hands jsonb over as text; something other than an object, or deeper than Python can follow, written by
+    SQL, must stop nobody."""
     if value == "{}":
         return {}
-    loaded = json.loads(value) if isinstance(value, str) else value
+    try:
+        loaded = json.loads(value) if isinstance(value, str) else value
+    except RecursionError:
+        return {}
     return loaded if isinstance(loaded, dict) else {}
 
 

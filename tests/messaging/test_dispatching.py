@@ -1,6 +1,7 @@
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 
 from config import sweeping
 from messaging.models import Message, MessageAttempt, MessageEvent, ProviderCircuit, Subscription, Suppression
@@ -246,6 +247,29 @@ def test_a_poison_message_stops_nobody(carrier):
     assert counts == {"successful": 3, "failed": 1}
     poison = Message.objects.get(pk=poison.pk)
     assert poison.error_reason == "address_unreadable"
+
+
+def test_data_deeper_than_python_can_follow_stops_nobody(carrier):
+    poison, other = message(), message()
+    with connection.cursor() as cursor:
+        deep = "UPDATE messages SET data = (repeat('{\"a\":', 3000) || '1' || repeat('}', 3000))::jsonb WHERE id = %s"
+        cursor.execute(deep, [poison.pk])
+    assert dispatch() == {"successful": 2}
+    assert {sent.message_id: sent.data for sent in carrier.sent} == {poison.pk: {}, other.pk: {}}
+
+
+def test_what_breaks_one_lane_is_told_and_leaves_the_others(carrier):
+    mail = message(subscribe(type="Email"), title="x", body='<a href="https://shop.example/">x</a>')
+    push, text = message(subscribe(type="iOSPush")), message(subscribe(type="SMS"))
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''no room''; END'")
+        cursor.execute("CREATE TRIGGER broken BEFORE INSERT ON tracked_links EXECUTE FUNCTION broken()")
+    ran = sweeping.run("messaging.dispatch_due_messages", now=NOW)
+    assert ran["counts"] == {"successful": 2, "error": 1}
+    assert ran["error"].startswith("Email: ") and "no room" in ran["error"]
+    assert {sent.message_id for sent in carrier.sent} == {push.pk, text.pk}
+    left = Message.objects.get(pk=mail.pk)
+    assert (left.status, left.lease_id, left.attempts.count()) == ("pending", None, 0)
 
 
 def test_an_answer_the_database_refuses_is_left_out_and_the_rest_recorded(carrier):

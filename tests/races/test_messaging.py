@@ -10,6 +10,7 @@ from collections import Counter
 from datetime import timedelta
 from functools import partial
 
+import psycopg
 import pytest
 from django.db import connection
 from django.utils import timezone
@@ -24,6 +25,7 @@ from messaging.models import (
     Subscription,
     Suppression,
 )
+from messaging.providers.answers import accepted
 from messaging.services import (
     MessageRequest,
     Sender,
@@ -50,6 +52,15 @@ def carrier(settings):
     providers.reset_providers()
 
 
+def send_due():
+    """A dispatcher that lets nothing pass in silence."""
+
+    def raised(_lane, error):
+        raise error
+
+    return dispatch(timezone.now, lambda: True, raised)
+
+
 def create(subscription, count):
     now = timezone.now()
     outcomes = enqueue_messages([draft(subscription) for _ in range(count)], now=now)
@@ -61,12 +72,28 @@ def test_eight_dispatchers_send_each_message_once(at_once, carrier):
     subscription, wanted = subscribe(), int(os.environ.get("MESSAGES", "2000"))
     for _ in range(wanted // 500):
         create(subscription, 500)
-    counts = at_once(*[lambda: dispatch(timezone.now, lambda: True)] * 8)
+    counts = at_once(*[send_due] * 8)
     assert sum(counts, Counter()) == {"successful": wanted}
     assert max(Counter(sent.message_id for sent in carrier.sent).values()) == 1
     assert MessageAttempt.objects.filter(outcome="accepted", attempt_no=1).count() == wanted
     assert Counter(MessageEvent.objects.values_list("event_type", flat=True)) == {"created": wanted, "sent": wanted}
     assert not Message.objects.exclude(status="successful", lease_id=None).exists()
+
+
+def test_an_answer_outlives_a_connection_to_the_database_that_breaks_meanwhile(transactional_db, carrier):
+    [pk] = create(subscribe(), 1)
+    first = connection.connection.info.backend_pid
+
+    def cut(message):
+        with psycopg.connect(**connection.get_connection_params(), autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [first])
+        return accepted(str(message.message_id))
+
+    carrier.answer = cut
+    # Another lane's claim may be what breaks: told, and the answers are recorded all the same.
+    assert dispatch(timezone.now, lambda: True, lambda *_trouble: None) == {"successful": 1}
+    assert Message.objects.get(pk=pk).status == "successful"
+    assert MessageAttempt.objects.get().outcome == "accepted"
 
 
 def test_the_same_key_at_the_same_instant_makes_one_message(at_once):
@@ -112,7 +139,7 @@ def test_suppressing_one_address_at_once_suppresses_it_once(at_once):
 def test_a_message_is_either_cancelled_or_sent(at_once, carrier):
     ids = create(subscribe(), 200)
     results = at_once(
-        *[lambda: dispatch(timezone.now, lambda: True)] * 2,
+        *[send_due] * 2,
         *[lambda part=part: cancel_messages(ids[part::2], now=timezone.now()) for part in (0, 1)],
     )
     cancelled = results[2] | results[3]
