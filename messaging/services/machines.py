@@ -9,18 +9,20 @@ TOO_SOON = timedelta(seconds=2)
 
 PROXIES = re.compile(r"GoogleImageProxy|YahooMailProxy|ggpht\.com", re.I)
 # Apple Mail Privacy Protection and several gateways send nothing but this.
-BARE = re.compile(r"Mozilla/[45]\.0\Z")
+BARE = re.compile(r"Mozilla/[45]\.0\Z", re.I)
 SCANNERS = re.compile(
     r"proofpoint|mimecast|barracuda|symantec|messagelabs|fireeye|trend ?micro|sophos|forcepoint|websense|zscaler"
     r"|ironport|\bcisco|mcafee|fortiguard|fortinet|bitdefender|kaspersky|\beset\b|\bavast|cloudmark|\bcyren|safelinks|jiran"
-    r"|\batp\b|skypeuripreview|trustwave|\bvipre|virustotal|urlscan|phish|check ?point|cloudflare|appriver|ahnlab",
+    r"|\batp\b|skypeuripreview|trustwave|\bvipre|virustotal|urlscan|phish|check ?point|cloudflare|appriver|ahnlab"
+    r"|palo ?alto|censys|masscan|zgrab|\bnmap|sonicwall|watchguard|vade ?secure|hornetsecurity|spamexperts|spamhaus"
+    r"|avanan|abnormal security|mailguard|safe links|protection discovery|google-safety",
     re.I,
 )
-# Cubot is a maker of telephones.
+# Cubot is a maker of telephones. No browser tells an address where to read about it; well-bred robots do.
 BOTS = re.compile(
     r"(?<!cu)bots?\b|spider|crawl|slurp|fetcher|preview|facebookexternalhit|^whatsapp|telegrambot|kakaotalk-scrap"
     r"|headless|phantomjs|selenium|puppeteer|playwright|lighthouse|monitor|uptime|pingdom|statuscake|checker|validator"
-    r"|archiver|\bscan",
+    r"|archiver|\bscan|scanner|httrack|mediapartners|googleother|\+https?:",
     re.I,
 )
 PROGRAMS = re.compile(

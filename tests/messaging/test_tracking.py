@@ -130,6 +130,9 @@ class TestMachines:
             "Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)",
             "Mozilla/5.0 (compatible; Barracuda Sentinel (EE))", "Mimecast", "facebookexternalhit/1.1",
             "Mozilla/5.0 (X11; Linux x86_64) HeadlessChrome/120.0", "okhttp/4.9.0", "Java/17", "YahooMailProxy",
+            "Mozilla/5.0 (compatible; Yeti/1.1; +https://naver.me/spd)", "MailScanner/5.0", "mozilla/5.0",
+            "masscan/1.3", "Mozilla/5.0 (compatible; CensysInspect/1.1)", "Hornetsecurity",
+            "Expanse, a Palo Alto Networks company",
         ],
     )  # fmt: skip
     def test_programs_are_told_by_their_name(self, agent):
