@@ -10,7 +10,7 @@ from uuid_utils.compat import uuid7
 
 from messaging.models import addresses
 from messaging.models.applications import Application
-from messaging.models.messages import Message
+from messaging.models.messages import EMPTY, Message
 
 
 class WebhookInboxQuerySet(models.QuerySet["WebhookInbox"]):
@@ -31,7 +31,7 @@ class WebhookInbox(models.Model):
     id = models.BigAutoField(primary_key=True)
     provider = models.CharField(_("provider"), max_length=50)
     event_id = models.CharField(_("event"), max_length=255)
-    event_type = models.CharField(_("type"), max_length=30, blank=True, default="")
+    event_type = models.CharField(_("type"), max_length=30, blank=True, default="", db_default="")
     message = models.ForeignKey(
         Message,
         models.SET_NULL,
@@ -40,11 +40,11 @@ class WebhookInbox(models.Model):
         related_name="provider_events",
         verbose_name=_("message"),
     )
-    message_ref = models.CharField(_("our id"), max_length=64, blank=True, default="")
-    provider_message_id = models.CharField(_("provider's id"), max_length=255, blank=True, default="")
-    payload = models.JSONField(_("event as told"), default=dict)
-    state = models.CharField(_("state"), max_length=9, choices=State.choices, default=State.PARKED)
-    note = models.CharField(_("what became of it"), max_length=255, blank=True, default="")
+    message_ref = models.CharField(_("our id"), max_length=64, blank=True, default="", db_default="")
+    provider_message_id = models.CharField(_("provider's id"), max_length=255, blank=True, default="", db_default="")
+    payload = models.JSONField(_("event as told"), default=dict, db_default=EMPTY)
+    state = models.CharField(_("state"), max_length=9, choices=State.choices, default=State.PARKED, db_default="parked")
+    note = models.CharField(_("what became of it"), max_length=255, blank=True, default="", db_default="")
     occurred_at = models.DateTimeField(_("occurred"), null=True, blank=True)
     received_at = models.DateTimeField(_("arrived"), db_default=Now())
     applied_at = models.DateTimeField(_("applied"), null=True, blank=True)
@@ -73,6 +73,8 @@ class WebhookEndpoint(models.Model):
     secret_encrypted = models.TextField(_("encrypted secret"), editable=False)
     active = models.BooleanField(_("active"), default=True)
     disabled_reason = models.CharField(_("why it is off"), max_length=100, blank=True, default="")
+    # It did not answer: nobody else waits for it, and one call asks whether it is back.
+    resting_until = models.DateTimeField(_("resting until"), null=True, blank=True, editable=False)
     created_at = models.DateTimeField(_("created"), db_default=Now())
 
     class Meta:
@@ -125,7 +127,7 @@ class WebhookDelivery(models.Model):
         constraints = [models.UniqueConstraint(fields=["webhook_id"], name="webhook_deliveries_id_once")]
         indexes = [
             models.Index(
-                fields=["next_attempt_at"],
+                fields=["endpoint", "next_attempt_at", "id"],
                 name="webhook_deliveries_due",
                 condition=Q(delivered_at__isnull=True, given_up_at__isnull=True),
             ),

@@ -2,13 +2,14 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import IntegrityError, transaction
+import structlog
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import Q
 from django.utils.dateparse import parse_datetime
 
@@ -22,6 +23,7 @@ from messaging.services.recording import fail_accepted, punish
 from messaging.services.resolving import settle
 from messaging.services.subscriptions import unsubscribe
 
+log = structlog.get_logger("messaging.incoming")
 State, Status = WebhookInbox.State, Message.Status
 # Carriers report up to three days late, and nobody reports about a message older than that.
 PARKED_FOR = timedelta(hours=72)
@@ -32,7 +34,8 @@ COMPLAINT = Answer(
 
 
 def receive_events(provider: str, events: Sequence[Event], *, now: datetime) -> Counter[str]:
-    """An event that came before changes nothing. Committed before it is applied: what was told is not told again."""
+    """An event that came before changes nothing. Committed before it is applied: what was told is not told again, so
+    what cannot be applied at this moment is left to the sweep, and the provider need not know."""
     rows = []
     for event in events:
         row = _row(provider, event, now)
@@ -42,7 +45,12 @@ def receive_events(provider: str, events: Sequence[Event], *, now: datetime) -> 
             rows.append(row)
     WebhookInbox.objects.bulk_create(rows, ignore_conflicts=True)
     kept = WebhookInbox.objects.filter(provider=provider, event_id__in=[row.event_id for row in rows])
-    return apply_events(list(kept.parked().values_list("pk", flat=True)), now=now)
+    keys = list(kept.parked().values_list("pk", flat=True))
+    try:
+        return apply_events(keys, now=now)
+    except DatabaseError as error:
+        log.warning("events_not_applied_yet", provider=provider, events=len(keys), error=type(error).__name__)
+        return Counter(parked=len(keys))
 
 
 def _row(provider: str, event: Event, now: datetime) -> WebhookInbox:
@@ -96,24 +104,37 @@ def _opt_out(row: WebhookInbox, number: str, now: datetime) -> None:
 
 @transaction.atomic
 def apply_events(keys: Sequence[int], *, now: datetime) -> Counter[str]:
-    """In the order they came. Locked, so the same event is applied once however many deliver it."""
+    """Those about one message in the order they came. Locked, so the same event is applied once however many deliver
+    it: all messages by key before any is changed, then recipient by recipient, so that no two batches wait in a circle.
+    """
     rows = list(
         WebhookInbox.objects.parked()
         .filter(pk__in=keys)
         .order_by("pk")
         .select_for_update(skip_locked=True, of=("self",))
     )
-    messages = _messages(rows)
-    for row in rows:
-        found = messages.get(row.message_ref) or messages.get(row.provider_message_id)
-        row.state, row.note = _apply(row, found, now) if found else (State.PARKED, "unknown message")
-        row.message_id = found
+    known = _messages(rows)
+    found = {row.pk: known.get(row.message_ref) or known.get(row.provider_message_id) for row in rows}
+    recipients = _locked(found.values())
+    changed = []
+    for row in sorted(rows, key=lambda row: (str(recipients.get(found[row.pk])), row.pk)):
+        before, pk = (row.state, row.note), found[row.pk]
+        row.state, row.note = _apply(row, pk, now) if pk and pk in recipients else (State.PARKED, "unknown message")
+        row.message_id = pk
         if row.state == State.PARKED and row.received_at < now - PARKED_FOR:
             row.state = State.ABANDONED
         if row.state != State.PARKED:
             row.applied_at = now
-    WebhookInbox.objects.bulk_update(rows, ["state", "note", "message", "applied_at"])
-    return Counter(row.state for row in rows if row.state != State.PARKED)
+        if (row.state, row.note) != before:
+            changed.append(row)
+    WebhookInbox.objects.bulk_update(changed, ["state", "note", "message", "applied_at"])
+    return Counter(row.state for row in changed if row.state != State.PARKED)
+
+
+def _locked(ids: Iterable[UUID | None]) -> dict[UUID | None, UUID]:
+    """The messages' subscriptions."""
+    rows = Message.objects.filter(pk__in={pk for pk in ids if pk}).order_by("pk").select_for_update(of=("self",))
+    return dict(rows.values_list("pk", "subscription_id"))
 
 
 def _messages(rows: Sequence[WebhookInbox]) -> dict[str, UUID]:
@@ -143,6 +164,8 @@ def _apply(row: WebhookInbox, pk: UUID, now: datetime) -> tuple[str, str]:
     if message.status in (Status.PENDING, Status.ERRORED):
         return State.PARKED, "the message's own result is not recorded yet"
     if message.status != Status.SUCCESSFUL:
+        if kind == "failed" and _came_back(message, answer or _answer(row), now):
+            return State.APPLIED, f"the message stays {message.status}, its address is dead"
         return State.IGNORED, f"the message is {message.status} already"
     if kind == "delivered":
         at = min(row.occurred_at or now, now + AHEAD)
@@ -152,11 +175,21 @@ def _apply(row: WebhookInbox, pk: UUID, now: datetime) -> tuple[str, str]:
     return State.APPLIED, "failed"
 
 
+def _came_back(message: Message, answer: Answer, now: datetime) -> bool:
+    """Mail servers take a mail and return it later: no step back for the message, but the last one to its address."""
+    arrived = message.status in (Status.RECEIVED, Status.CONVERTED)
+    if message.channel_type != Channel.EMAIL or not arrived or answer.scope != "recipient":
+        return False
+    punish([(message, answer)], now=now)
+    return True
+
+
 def _verdict(row: WebhookInbox, message: Message) -> tuple[str, Answer | None]:
     """NHN tells the results of both its services in one form: which of them it was, the message knows for certain."""
-    if row.provider != "nhn" or row.event_type == "delivered":
+    code = str(row.payload.get("code") or "")
+    if row.provider != "nhn" or row.event_type == "delivered" or not code:
         return row.event_type, None
-    return nhn_verdict(str(row.payload.get("code", "")), kakao=message.channel_type == Channel.KAKAO_TALK)
+    return nhn_verdict(code, kakao=message.channel_type == Channel.KAKAO_TALK)
 
 
 def _answer(row: WebhookInbox) -> Answer:

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 from uuid import uuid4
 
 import pytest
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from config.sweeping import run
@@ -241,6 +242,50 @@ def test_a_hard_bounce_after_acceptance_fails_and_suppresses():
     assert status_of(row) == "failed"
     assert Subscription.objects.get(pk=row.subscription_id).status == -42
     assert Suppression.objects.get().reason == "hard_bounce"
+
+
+@pytest.mark.parametrize("status", ["received", "converted"])
+def test_a_mail_that_comes_back_after_its_delivery_is_no_step_back_but_suppresses_the_address(status):
+    row = message_in(status, subscribe(type="Email"), at=NOW - timedelta(hours=1))
+    Message.objects.filter(pk=row.pk).update(provider_message_id="m1")
+    answer = rejected("recipient", "550", "hard_bounce", subscription_status=-42, suppress_reason="hard_bounce")
+    receive_events("anymail-mailgun", [Event("e1", "m1", None, "failed", "550", answer=answer)], now=NOW)
+    assert (status_of(row), inbox()) == (status, [("e1", "applied")])
+    assert Subscription.objects.get(pk=row.subscription_id).status == -42
+    assert Suppression.objects.get().reason == "hard_bounce"
+
+
+def test_what_cannot_be_applied_at_this_moment_is_no_error_of_the_providers(client):
+    row = accepted()
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''not now''; END'")
+        cursor.execute("CREATE TRIGGER busy BEFORE UPDATE ON messages EXECUTE FUNCTION busy()")
+        answer = twilio(client, MessageSid="SM1", MessageStatus="delivered")
+        cursor.execute("DROP TRIGGER busy ON messages")
+    assert (answer.status_code, answer.json()) == (200, {"parked": 1})
+    assert (status_of(row), inbox()) == ("successful", [("SM1:delivered", "parked")])
+    assert run(SWEEP)["counts"] == {"applied": 1}
+    assert status_of(row) == "received"
+
+
+def test_an_event_written_by_hand_needs_provider_and_id_and_is_there_once():
+    insert = "INSERT INTO webhook_inbox (provider, event_id) VALUES ('twilio', 'SM9:delivered')"
+    with connection.cursor() as cursor:
+        cursor.execute(insert)
+        with pytest.raises(IntegrityError, match="webhook_inbox_once"), transaction.atomic():
+            cursor.execute(insert)
+    assert run(SWEEP)["error"] is None
+    assert inbox() == [("SM9:delivered", "parked")]
+
+
+def test_a_parked_event_is_not_written_again_at_every_look(client):
+    twilio(client, MessageSid="SM9", MessageStatus="delivered")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT ctid FROM webhook_inbox")
+        before = cursor.fetchall()
+        run(SWEEP)
+        cursor.execute("SELECT ctid FROM webhook_inbox")
+        assert cursor.fetchall() == before
 
 
 def test_a_providers_clock_ahead_of_ours_is_no_reason_to_refuse():

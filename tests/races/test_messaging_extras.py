@@ -79,6 +79,18 @@ def test_an_event_told_many_times_at_once_is_applied_once(at_once):
     assert Subscription.objects.get(pk=row.subscription_id).total_messages_received == 1
 
 
+def test_calls_about_the_same_messages_in_opposite_orders_do_not_wait_in_a_circle(at_once):
+    rows = [message_in("successful", subscribe(type="SMS"), at=NOW) for _ in range(20)]
+    kinds = ("delivered", "other")
+    told = {
+        kind: [Event(f"{kind}{row.pk}", "", row.pk, kind) for row in (rows if kind == "delivered" else rows[::-1])]
+        for kind in kinds
+    }
+    results = at_once(*[lambda kind=kind: receive_events("solapi", told[kind], now=NOW) for kind in kinds])
+    assert {tuple(result.items()) for result in results} == {(("applied", 20),), (("ignored", 20),)}
+    assert not Message.objects.exclude(status="received").exists()
+
+
 def test_each_webhook_is_told_by_one_of_many_senders(at_once, settings):
     settings.WEBHOOK_ALLOW_PRIVATE = True
     receiver, subscription = Receiver(), subscribe()
