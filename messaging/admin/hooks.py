@@ -45,7 +45,7 @@ class WebhookEndpointAdmin(MessagingAdmin):
     read_only = True
     list_display = ("url", "application", "state", "created_at")
     list_select_related = ("application",)
-    fields = ("url", "application", "state", "created_at")
+    fields = ("url", "application", "state", "resting_until", "created_at")
     actions = (
         confirmed_action(
             _("Switch on"), None, switch_on, permissions=["messaging.change_webhookendpoint"], name="switch_on"
@@ -57,7 +57,11 @@ class WebhookEndpointAdmin(MessagingAdmin):
 
     @admin.display(description=_("state"))
     def state(self, row: WebhookEndpoint) -> SafeString:
-        return pill(_("on"), "success") if row.active else pill(_("off"), "warning", row.disabled_reason)
+        if not row.active:
+            return pill(_("off"), "warning", row.disabled_reason)
+        if row.resting_until:
+            return pill(_("does not answer"), "danger")
+        return pill(_("on"), "success")
 
     def acts_for(self, obj: WebhookEndpoint) -> Iterable[str]:
         return ["switch_off" if obj.active else "switch_on"]

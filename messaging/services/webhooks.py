@@ -10,28 +10,35 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 from uuid import UUID, uuid4
 
 import httpx
 from django.conf import settings
-from django.db import transaction
-from django.db.models import F, Q
+from django.db import connection, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from config.errors import Invalid
 from config.observe import redact
 from messaging.models import Application, WebhookAttempt, WebhookDelivery, WebhookEndpoint
 from messaging.models.addresses import encrypt
+from messaging.providers.http import tls_context
 
 BATCH = 200
+SHARE = 50  # of a batch at most for one endpoint
 AT_ONCE = 20
 DEADLINE = 15.0  # seconds for one call, everything included
+# Seconds in which a batch starts its calls: with the sweep's budget and the last call it ends before the task's kill.
+START_WITHIN = 30.0
 LEASE = timedelta(minutes=5)
+# An endpoint that does not answer is left alone until the next minute's sweep, and then asked with one call.
+REST = timedelta(seconds=50)
 # After the n-th try failed, wait so long; then it is given up and an operator may send it again.
 DELAYS = [timedelta(minutes=minutes) for minutes in (1, 5, 30, 120, 300, 600, 840, 1200, 1440)]
 FORGOTTEN = timedelta(days=4)
@@ -56,7 +63,8 @@ def change_endpoint(endpoint: WebhookEndpoint, url: str | None = None, active: b
     if active is not None:
         endpoint.active = active
         endpoint.disabled_reason = ""
-    endpoint.save(update_fields=["url", "active", "disabled_reason"])
+    endpoint.resting_until = None
+    endpoint.save(update_fields=["url", "active", "disabled_reason", "resting_until"])
     return endpoint
 
 
@@ -129,6 +137,8 @@ def signed_headers(secret: str, webhook_id: str, timestamp: int, body: bytes) ->
 @dataclass(frozen=True)
 class Call:
     delivery_id: int
+    message_id: UUID
+    endpoint_id: UUID
     webhook_id: str
     url: str
     secret: str
@@ -138,6 +148,7 @@ class Call:
 @dataclass(frozen=True)
 class Result:
     delivery_id: int
+    endpoint_id: UUID
     started_at: datetime
     latency_ms: int
     status_code: int | None = None
@@ -154,19 +165,42 @@ def deliver_due(now: datetime, limit: int = BATCH) -> Counter[str]:
     lease = uuid4()
     calls = claim_deliveries(now, lease, limit)
     results = asyncio.run(_call_all(calls)) if calls else []
-    return record_results(results, lease, now)
+    return record_results(calls, results, lease, now)
+
+
+# Each endpoint has its share, so that one with a long queue does not keep the others waiting; one that rests is asked
+# with a single call. The ORM has neither LATERAL nor a locking CTE.
+CLAIM = """
+    WITH due AS MATERIALIZED (
+        SELECT found.id FROM webhook_endpoints e CROSS JOIN LATERAL (
+            SELECT d.id, d.next_attempt_at FROM webhook_deliveries d
+             WHERE d.endpoint_id = e.id AND d.delivered_at IS NULL AND d.given_up_at IS NULL
+               AND d.next_attempt_at <= %(now)s AND (d.leased_until IS NULL OR d.leased_until <= %(now)s)
+             ORDER BY d.next_attempt_at, d.id LIMIT CASE WHEN e.resting_until IS NULL THEN %(share)s ELSE 1 END
+             FOR UPDATE SKIP LOCKED) AS found
+         WHERE e.active AND (e.resting_until IS NULL OR e.resting_until <= %(now)s)
+         ORDER BY found.next_attempt_at, found.id LIMIT %(limit)s)
+    UPDATE webhook_deliveries d
+       SET lease_id = %(lease)s, leased_until = %(until)s, attempt_count = d.attempt_count + 1
+      FROM due WHERE d.id = due.id RETURNING d.id
+"""
 
 
 def claim_deliveries(now: datetime, lease: UUID, limit: int) -> list[Call]:
-    with transaction.atomic():
-        due = WebhookDelivery.objects.due(now).filter(endpoint__active=True).order_by("next_attempt_at", "id")
-        keys = list(due.select_for_update(skip_locked=True, of=("self",)).values_list("pk", flat=True)[:limit])
-        WebhookDelivery.objects.filter(pk__in=keys).update(
-            lease_id=lease, leased_until=now + LEASE, attempt_count=F("attempt_count") + 1
-        )
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(CLAIM, {"now": now, "share": SHARE, "limit": limit, "lease": lease, "until": now + LEASE})
+        keys = [pk for (pk,) in cursor.fetchall()]
         claimed = WebhookDelivery.objects.filter(pk__in=keys).select_related("endpoint").order_by("id")
         return [
-            Call(row.pk, f"msg_{row.webhook_id.hex}", row.endpoint.url, row.endpoint.secret, _body(row.payload))
+            Call(
+                delivery_id=row.pk,
+                message_id=row.message_id,
+                endpoint_id=row.endpoint_id,
+                webhook_id=f"msg_{row.webhook_id.hex}",
+                url=row.endpoint.url,
+                secret=row.endpoint.secret,
+                body=_body(row.payload),
+            )
             for row in claimed
         ]
 
@@ -178,21 +212,29 @@ def _body(payload: dict[str, Any]) -> bytes:
 
 
 async def _call_all(calls: Sequence[Call]) -> list[Result]:
-    gate = asyncio.Semaphore(AT_ONCE)
+    """Results of the calls that were made: none when its endpoint stopped answering, or when the time was up."""
+    gate, silent, deadline = asyncio.Semaphore(AT_ONCE), set[UUID](), time.monotonic() + START_WITHIN
+    # What happened to one message is told to an endpoint in the order it happened.
+    told: dict[tuple[UUID, UUID], list[Call]] = {}
+    for call in calls:
+        told.setdefault((call.endpoint_id, call.message_id), []).append(call)
     # Not from the environment: a proxy there would resolve the name itself.
-    async with httpx.AsyncClient(timeout=DEADLINE, follow_redirects=False, trust_env=False, verify=_trust()) as client:
+    async with httpx.AsyncClient(
+        timeout=DEADLINE, follow_redirects=False, trust_env=False, verify=tls_context()
+    ) as client:
 
-        async def one(call: Call) -> Result:
-            async with gate:
-                return await _call(client, call)
+        async def one_by_one(changes: Sequence[Call]) -> list[Result]:
+            results = []
+            for call in changes:
+                async with gate:
+                    if call.endpoint_id in silent or time.monotonic() > deadline:
+                        break
+                    results.append(await _call(client, call))
+                if results[-1].status_code is None:
+                    silent.add(call.endpoint_id)
+            return results
 
-        return list(await asyncio.gather(*map(one, calls)))
-
-
-def _trust() -> Any:
-    import ssl
-
-    return ssl.create_default_context(cafile=settings.PROVIDER_CA_FILE or None)
+        return list(chain(*await asyncio.gather(*map(one_by_one, told.values()))))
 
 
 async def _call(client: httpx.AsyncClient, call: Call) -> Result:
@@ -206,7 +248,8 @@ async def _call(client: httpx.AsyncClient, call: Call) -> Result:
     except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError, PrivateAddress) as failure:
         error = f"{type(failure).__name__}: {failure}"
     elapsed = round((time.monotonic() - started) * 1000)
-    return Result(call.delivery_id, started_at, elapsed, status, redact(error)[:300], redact(answer)[:KEPT_ANSWER])
+    kept = redact(error)[:300], redact(answer)[:KEPT_ANSWER]
+    return Result(call.delivery_id, call.endpoint_id, started_at, elapsed, status, *kept)
 
 
 class PrivateAddress(Exception):
@@ -252,22 +295,23 @@ def _at_address(parts: SplitResult, address: str) -> str:
     return urlunsplit((parts.scheme, netloc, parts.path or "/", parts.query, ""))
 
 
-def record_results(results: Sequence[Result], lease: UUID, now: datetime) -> Counter[str]:
+def record_results(calls: Sequence[Call], results: Sequence[Result], lease: UUID, now: datetime) -> Counter[str]:
     """Only what is still ours by the lease: a slow run whose lease ended must not undo another's record."""
     counts: Counter[str] = Counter()
     with transaction.atomic():
-        rows = WebhookDelivery.objects.filter(pk__in=[result.delivery_id for result in results], lease_id=lease)
+        rows = WebhookDelivery.objects.filter(pk__in=[call.delivery_id for call in calls], lease_id=lease)
         held = {row.pk: row for row in rows.select_for_update().order_by("pk")}
-        kept = [result for result in results if result.delivery_id in held]
-        for result in kept:
-            counts[_conclude(held[result.delivery_id], result, now)] += 1
+        kept = {result.delivery_id: result for result in results if result.delivery_id in held}
+        for pk, row in held.items():
+            counts[_conclude(row, kept.get(pk), now)] += 1
         WebhookDelivery.objects.bulk_update(
-            held.values(), ["lease_id", "leased_until", "delivered_at", "given_up_at", "next_attempt_at"]
+            held.values(),
+            ["lease_id", "leased_until", "attempt_count", "delivered_at", "given_up_at", "next_attempt_at"],
         )
         WebhookAttempt.objects.bulk_create(
             WebhookAttempt(
-                delivery_id=result.delivery_id,
-                attempt_no=held[result.delivery_id].attempt_count,
+                delivery_id=pk,
+                attempt_no=held[pk].attempt_count,
                 started_at=result.started_at,
                 ended_at=result.started_at + timedelta(milliseconds=result.latency_ms),
                 status_code=result.status_code,
@@ -275,15 +319,27 @@ def record_results(results: Sequence[Result], lease: UUID, now: datetime) -> Cou
                 answer=result.answer,
                 latency_ms=result.latency_ms,
             )
-            for result in kept
+            for pk, result in kept.items()
         )
-        gone = {held[result.delivery_id].endpoint_id for result in kept if result.status_code == 410}
-        WebhookEndpoint.objects.filter(pk__in=gone).update(active=False, disabled_reason="answered 410 Gone")
+        _learn(kept.values(), now)
     return counts
 
 
-def _conclude(row: WebhookDelivery, result: Result, now: datetime) -> str:
+def _learn(results: Collection[Result], now: datetime) -> None:
+    """Which endpoints are gone for good, which do not answer for the moment, and which do again."""
+    gone = {result.endpoint_id for result in results if result.status_code == 410}
+    answering = {result.endpoint_id for result in results if result.status_code is not None}
+    silent = {result.endpoint_id for result in results} - answering
+    WebhookEndpoint.objects.filter(pk__in=gone).update(active=False, disabled_reason="answered 410 Gone")
+    WebhookEndpoint.objects.filter(pk__in=answering, resting_until__isnull=False).update(resting_until=None)
+    WebhookEndpoint.objects.filter(pk__in=silent).update(resting_until=now + REST)
+
+
+def _conclude(row: WebhookDelivery, result: Result | None, now: datetime) -> str:
     row.lease_id = row.leased_until = None
+    if result is None:
+        row.attempt_count -= 1
+        return "put_back"
     if result.delivered:
         row.delivered_at = now
         return "delivered"
@@ -299,12 +355,21 @@ def would_deliver(now: datetime) -> dict[str, int]:
 
 
 def give_up_forgotten(now: datetime) -> int:
-    """What waits for an endpoint that was switched off long ago will not be news any more."""
-    stale = WebhookDelivery.objects.filter(delivered_at__isnull=True, given_up_at__isnull=True, endpoint__active=False)
-    return stale.filter(created_at__lt=now - FORGOTTEN).update(given_up_at=now, lease_id=None, leased_until=None)
+    """What waits for an endpoint that was switched off, or does not answer, for so long will not be news any more."""
+    stale = WebhookDelivery.objects.filter(
+        Q(endpoint__active=False) | Q(endpoint__resting_until__isnull=False),
+        delivered_at__isnull=True,
+        given_up_at__isnull=True,
+        next_attempt_at__lt=now - FORGOTTEN,
+    )
+    return stale.update(given_up_at=now, lease_id=None, leased_until=None)
 
 
+@transaction.atomic
 def resend_deliveries(keys: Sequence[int], now: datetime) -> int:
-    """By an operator: the same webhook id again, whatever became of it."""
+    """By an operator: the same webhook id again, whatever became of it, and at once."""
     rows = WebhookDelivery.objects.filter(Q(leased_until__isnull=True) | Q(leased_until__lte=now), pk__in=keys)
+    WebhookEndpoint.objects.filter(pk__in=rows.values("endpoint"), resting_until__isnull=False).update(
+        resting_until=None
+    )
     return rows.update(delivered_at=None, given_up_at=None, next_attempt_at=now, lease_id=None, leased_until=None)

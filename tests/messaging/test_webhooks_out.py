@@ -5,17 +5,29 @@ import hashlib
 import hmac
 import json
 import socket
+import ssl
 import threading
+from collections import Counter
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import certifi
 import pytest
+import trustme
 from django.utils import timezone
 
 from config.models import IdempotencyKey
 from config.sweeping import run
 from messaging.models import Message, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookInbox
-from messaging.services.webhooks import DELAYS, claim_deliveries, create_endpoint, is_private, resend_deliveries
+from messaging.services import webhooks
+from messaging.services.webhooks import (
+    DELAYS,
+    claim_deliveries,
+    create_endpoint,
+    deliver_due,
+    is_private,
+    resend_deliveries,
+)
 from tests.messaging.factories import ApplicationFactory, message, subscribe
 
 SWEEP = "messaging.deliver_webhooks"
@@ -26,11 +38,17 @@ class Receiver:
 
     def __init__(self):
         self.status, self.headers, self.got = 200, {}, []
+        self.at_once, self.most_at_once, self.pause = 0, 0, threading.Event()
+        self.seconds = 0.0  # that it takes to answer
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.at_once += 1
+                receiver.most_at_once = max(receiver.most_at_once, receiver.at_once)
+                receiver.pause.wait(receiver.seconds)
+                receiver.at_once -= 1
                 receiver.got.append((self.path, dict(self.headers.items()), body))
                 self.send_response(receiver.status)
                 for name, value in receiver.headers.items():
@@ -73,6 +91,12 @@ def told(db, settings, receiver):
 
 def accept(row, at=None):
     Message.objects.filter(pk=row.pk).update(status="successful", sent_at=at or row.created_at + timedelta(seconds=5))
+
+
+def with_nobody_listening():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/"
 
 
 def later(delta):
@@ -146,6 +170,76 @@ class TestDelivering:
         assert run(SWEEP, now=now)["counts"] == {"delivered": 1}
         assert len({headers["webhook-id"] for _path, headers, _body in receiver.got}) == 1
 
+    def test_what_happens_to_one_message_is_told_in_its_order(self, told, receiver):
+        accept(told)
+        at = told.created_at + timedelta(seconds=9)
+        Message.objects.filter(pk=told.pk).update(status="received", received_at=at)
+        Message.objects.filter(pk=told.pk).update(status="converted", converted_at=at)
+        receiver.seconds = 0.1
+        assert run(SWEEP)["counts"] == {"delivered": 3}
+        heard = [json.loads(body)["type"] for _path, _headers, body in receiver.got]
+        assert heard == ["message.successful", "message.received", "message.converted"]
+        assert receiver.most_at_once == 1
+
+    def test_an_endpoint_that_does_not_answer_is_asked_with_one_call_a_minute(self, told, receiver, monkeypatch):
+        monkeypatch.setattr(webhooks, "AT_ONCE", 1)
+        for row in (told, message(told.subscription), message(told.subscription)):
+            accept(row)
+        away = with_nobody_listening()
+        WebhookEndpoint.objects.update(url=away)
+        now = timezone.now() + timedelta(seconds=1)
+        assert run(SWEEP, now=now)["counts"] == {"to_retry": 1, "put_back": 2}
+        assert sorted(WebhookDelivery.objects.values_list("attempt_count", flat=True)) == [0, 0, 1]
+        assert run(SWEEP, now=now + timedelta(seconds=49))["counts"] == {}
+        now += timedelta(minutes=1)
+        assert run(SWEEP, now=now)["counts"] == {"to_retry": 1}
+        WebhookEndpoint.objects.update(url=receiver.url)
+        now += timedelta(minutes=5)
+        assert run(SWEEP, now=now)["counts"] == {"delivered": 3}
+        assert WebhookEndpoint.objects.get().resting_until is None
+
+    def test_an_endpoint_with_a_long_queue_leaves_room_for_the_others(self, told, receiver, monkeypatch):
+        monkeypatch.setattr(webhooks, "SHARE", 2)
+        for row in (told, message(told.subscription), message(told.subscription)):
+            accept(row)
+        other = subscribe(application=ApplicationFactory())
+        endpoint, _secret = create_endpoint(other.application, receiver.url)
+        accept(message(other))
+        now = timezone.now() + timedelta(seconds=1)
+        calls = claim_deliveries(now, told.pk, 3)
+        assert Counter(call.endpoint_id for call in calls) == {told.endpoint.pk: 2, endpoint.pk: 1}
+
+    def test_a_batch_begins_no_call_after_its_time(self, told, receiver, monkeypatch):
+        monkeypatch.setattr(webhooks, "START_WITHIN", -1.0)
+        accept(told)
+        assert deliver_due(timezone.now() + timedelta(seconds=1)) == {"put_back": 1}
+        row = WebhookDelivery.objects.get()
+        assert (row.attempt_count, row.lease_id, receiver.got) == (0, None, [])
+
+    def test_what_an_endpoint_does_not_take_for_days_is_given_up(self, told):
+        WebhookEndpoint.objects.update(url=with_nobody_listening())
+        accept(told)
+        now = timezone.now() + timedelta(seconds=1)
+        run(SWEEP, now=now)
+        run(SWEEP, now=now + timedelta(days=4))
+        assert WebhookDelivery.objects.get().given_up_at is None
+        WebhookDelivery.objects.update(next_attempt_at=now)
+        run(SWEEP, now=now + timedelta(days=4, seconds=1))
+        assert WebhookDelivery.objects.get().given_up_at is not None
+
+    def test_our_own_authority_is_trusted_beside_the_public_ones(self, told, receiver, settings, monkeypatch, tmp_path):
+        public, own = trustme.CA(), trustme.CA()
+        for authority, name in ((public, "public.pem"), (own, "own.pem")):
+            authority.cert_pem.write_to_path(tmp_path / name)
+        monkeypatch.setattr(certifi, "where", lambda: str(tmp_path / "public.pem"))
+        settings.PROVIDER_CA_FILE = str(tmp_path / "own.pem")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        public.issue_cert("127.0.0.1").configure_cert(context)
+        receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
+        WebhookEndpoint.objects.update(url=receiver.url.replace("http:", "https:"))
+        accept(told)
+        assert run(SWEEP)["counts"] == {"delivered": 1}, WebhookAttempt.objects.values_list("error")
+
     def test_a_redirect_is_a_failure_and_not_followed(self, told, receiver):
         receiver.status, receiver.headers = 302, {"Location": f"http://127.0.0.1:{receiver.port}/inside"}
         accept(told)
@@ -162,9 +256,7 @@ class TestDelivering:
         assert WebhookDelivery.objects.get().given_up_at is not None
 
     def test_nobody_listening_is_logged(self, told, receiver):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            WebhookEndpoint.objects.update(url=f"http://127.0.0.1:{free.getsockname()[1]}/")
+        WebhookEndpoint.objects.update(url=with_nobody_listening())
         accept(told)
         assert run(SWEEP)["counts"] == {"to_retry": 1}
         attempt = WebhookAttempt.objects.get()
