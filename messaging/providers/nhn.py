@@ -49,6 +49,8 @@ class NHN(HttpProvider):
 
     def judge(self, reply: Reply, message: Outgoing) -> Answer:
         code = header_code(reply.body)
+        if reply.status == 400 and code:
+            return self.refusal(code)  # says more than the status
         if not reply.ok:
             return by_status(reply, code or "")
         if code is None:
