@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('messaging', '0006_from_address'),
+        ('messaging', '0007_born_rollups_and_failed_list'),
     ]
 
     operations = [
