@@ -247,9 +247,9 @@ def _said(words: dict[tuple[str, str], Any], key: str, value: Any) -> str:
 def _moment(text: str) -> datetime | None:
     try:
         at = datetime.fromisoformat(text) if "T" in text else None
-    except ValueError:
+        return localtime(at) if at and at.tzinfo else None
+    except (ValueError, OverflowError):  # of the year 9999, another zone's clock may have no date
         return None
-    return localtime(at) if at and at.tzinfo else None
 
 
 @cache

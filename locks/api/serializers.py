@@ -10,7 +10,7 @@ from rest_framework.exceptions import ValidationError
 
 from config.rest import Flag, Key, StrictSerializer, Text, Whole
 from locks.api.gate import BIGINT, LockedSerializer
-from locks.models import NAME, REASON, RESOURCE, TYPE, Branch, BranchLock, LockEvent, LockType, Scope
+from locks.models import LONGEST_DELAY, NAME, REASON, RESOURCE, TYPE, Branch, BranchLock, LockEvent, LockType, Scope
 
 DAY = 24 * 3600
 HEALTH = ["healthy", "warning", "critical"]
@@ -80,8 +80,8 @@ class AcquireLockSerializer(StrictSerializer):
     enable_heartbeat = Flag(required=False, allow_null=True)
     heartbeat_interval = Whole(required=False, allow_null=True, min_value=1, max_value=3600)
     auto_release_enabled = Flag(required=False, default=True)
-    wait_seconds = Number(required=False, default=0, min_value=0, max_value=60)
-    lock_delay = Number(required=False, default=0, min_value=0, max_value=60)
+    wait_seconds = Number(required=False, default=0, min_value=0, max_value=LONGEST_DELAY)
+    lock_delay = Number(required=False, default=0, min_value=0, max_value=LONGEST_DELAY)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         needed = FITS[Scope(attrs["lock_scope"])]

@@ -348,6 +348,8 @@ def test_changes_are_told_in_words_and_times_of_the_reader() -> None:
     )
     with translation.override("ko"), timezone.override("Asia/Seoul"):
         told = base.change_text(decision)
+        last = base.change_text(Decision(before={}, after={"until": "9999-12-31T23:59:59+00:00"}))
+    assert last == "until: – → 9999-12-31T23:59:59+00:00"
     assert told == "상태: 활성 → 일시정지 · 재개 시각: – → 2026-11-25 09:00:00 · who: – → T-1"
 
 
